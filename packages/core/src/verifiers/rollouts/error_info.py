@@ -47,7 +47,9 @@ class ErrorInfo(AttributeDict):
             name, _, message = str(error).partition(": ")
             if not name.isidentifier():
                 name, message = str(error).split("(", 1)[0], str(error)
-            return cls(_blank_error() | {"error": name, "message": redacted_text(message)})
+            unknown = dict.fromkeys(("error_chain_repr", "error_chain_str", "where", "traceback"))
+            known = {"error": name, "message": redacted_text(message)}
+            return cls(unknown | {"retryable": False, "attempts": 0} | known)
         chain = error_chain(error)
         attempts = getattr(error, "attempts", None)
         return cls(
@@ -124,11 +126,6 @@ def _where(error: BaseException) -> str | None:
         return where
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else None
-
-
-def _blank_error() -> dict[str, Any]:
-    names = ("error_chain_repr", "error_chain_str", "where", "traceback")
-    return dict.fromkeys(names) | {"retryable": False, "attempts": 0}
 
 
 def _cut(text: str, limit: int) -> str:

@@ -239,7 +239,14 @@ async def set_up(env: RolloutEnvironment, state: State) -> None:
         with Hook(state, name, "setup_ms", stops_run=True):
             await call_handler(env, handler, state)
     if not getattr(env.setup_state, "is_default", False):
-        await _call_setup_state(env, state)
+        with Hook(state, "setup_state", "setup_ms", stops_run=True):
+            updates = await maybe_await(env.setup_state(state))
+            if isinstance(updates, Mapping) and updates is not state:
+                state.update(updates)
+            elif updates is not None and updates is not state:
+                raise TypeError(
+                    f"it returned {type(updates).__name__}; return the state, or nothing"
+                )
     try:
         row = state.record.row
         row["prompt"] = env.as_prompt(row["prompt"])
@@ -247,17 +254,6 @@ async def set_up(env: RolloutEnvironment, state: State) -> None:
         if passes(error):
             raise
         raise fault("setup_state", error) from error
-
-
-async def _call_setup_state(env: RolloutEnvironment, state: State) -> None:
-    with Hook(state, "setup_state", "setup_ms", stops_run=True):
-        updates = await maybe_await(env.setup_state(state))
-        if updates is not None and updates is not state:
-            if not isinstance(updates, Mapping):
-                raise TypeError(
-                    f"it returned {type(updates).__name__}; return the state, or nothing"
-                )
-            state.update(updates)
 
 
 async def clean_up(env: RolloutEnvironment, state: State) -> None:

@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, SupportsFloat, SupportsIndex
+from typing import Any, SupportsFloat, SupportsIndex
 
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.rollouts.state import State
@@ -153,9 +153,8 @@ def finite_weight(weight: SupportsFloat | SupportsIndex | str, name: str) -> flo
     try:
         number = float(weight)
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"the weight of {name!r} is {weight!r}; give a number", function=name
-        ) from error
+        text = f"the weight of {name!r} is {weight!r}; give a number"
+        raise ConfigError(text, function=name) from error
     if not math.isfinite(number):
         raise ConfigError(
             f"the weight of {name!r} is {weight!r}; give a finite number", function=name
@@ -216,8 +215,8 @@ def _scores_groups(parameters: Sequence[str], name: str, stage: str | None) -> b
 
 @dataclass(slots=True)
 class ArgumentResolver:
-    """Arguments for the individual functions of a rollout. Objects come from the rubric that
-    holds the function."""
+    """Arguments for the functions of a rollout, or for those of a group, which get lists in group
+    order. Objects come from the rubric that holds the function."""
 
     states: Sequence[State]
     processes: ProcessPool | None = None
@@ -226,62 +225,44 @@ class ArgumentResolver:
     """Objects by ``id`` of the rubric whose providers returned them, or the failure
     of a provider."""
 
-    core_names: ClassVar[Collection[str]] = SINGULAR
-
     def arguments(self, function: RewardFunction) -> dict[str, Any]:
         """Keyword arguments for a call. *Raises* ScoringError naming a required parameter that
         has no source."""
-        rubric = function.rubric
+        rubric, is_group = function.rubric, function.is_group
+        core_names: Collection[str] = PLURAL if is_group else SINGULAR
         provided = self.provided.get(id(rubric), {})
         if isinstance(provided, ScoringError):
             raise provided
-        every_column = dict.fromkeys(
-            column for state in self.states for column in state.input_columns
-        )
+        every_column = dict.fromkeys(column for state in self.states for column in state.record.row)
         columns = [column for column in every_column if column not in SINGULAR]
         names: Collection[str] = function.required + function.optional
         if function.takes_all:
             names = dict.fromkeys(
-                (*self.core_names, *rubric.class_objects, "parser", *provided, *columns)
+                (*core_names, *rubric.class_objects, "parser", *provided, *columns)
             )
         values: dict[str, Any] = {}
         for name in names:
-            if name in self.core_names:
-                values[name] = self.core(name)
+            if name in core_names and is_group:
+                values[name] = [rollout_value(state, PLURAL[name]) for state in self.states]
+            elif name in core_names:
+                values[name] = rollout_value(self.states[0], name)
             elif name in rubric.class_objects:
                 values[name] = rubric.class_objects[name]
             elif name == "parser":
                 values[name] = rubric.parser
             elif name in provided:
                 values[name] = provided[name]
+            elif name in columns and is_group:
+                values[name] = [state.get(name) for state in self.states]
             elif name in columns:
-                values[name] = self.column(name)
+                values[name] = self.states[0][name]
         for name in function.required:
             if name not in values:
-                available = {*self.core_names, *rubric.class_objects, "parser", *provided, *columns}
+                available = {*core_names, *rubric.class_objects, "parser", *provided, *columns}
                 raise ScoringError(
                     unsupplied(function.name, name, available), function=function.name
                 )
         return values
-
-    def core(self, name: str) -> Any:
-        return rollout_value(self.states[0], name)
-
-    def column(self, name: str) -> Any:
-        return self.states[0][name]
-
-
-class GroupArgumentResolver(ArgumentResolver):
-    """Arguments for group functions: lists in group order."""
-
-    __slots__ = ()
-    core_names = PLURAL
-
-    def core(self, name: str) -> Any:
-        return [rollout_value(state, PLURAL[name]) for state in self.states]
-
-    def column(self, name: str) -> Any:
-        return [state.get(name) for state in self.states]
 
 
 def rollout_value(state: State, name: str) -> Any:
@@ -289,12 +270,11 @@ def rollout_value(state: State, name: str) -> Any:
     if name == "state":
         return state
     row = state.record.row
-    if name not in ("prompt", "completion"):
-        return row[name]
-    value = row[name] if name == "prompt" else state.record.completion
+    value = state.record.completion if name == "completion" else row[name]
     if value is None and name == "completion":
         return "" if isinstance(row["prompt"], str) else []
-    return list(value) if isinstance(value, list) else value
+    is_messages = name in ("prompt", "completion") and isinstance(value, list)
+    return list(value) if is_messages else value
 
 
 def unsupplied(name: str, parameter: str, available: set[str]) -> str:

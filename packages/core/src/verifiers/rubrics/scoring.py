@@ -36,7 +36,7 @@ from verifiers.errors import RunError, ScoringError
 from verifiers.rollouts.rollout import LARGEST, Rollout, number
 from verifiers.rollouts.state import State
 from verifiers.rubrics.advantages import centered_advantages
-from verifiers.rubrics.arguments import ArgumentResolver, GroupArgumentResolver, RewardFunction
+from verifiers.rubrics.arguments import ArgumentResolver, RewardFunction
 from verifiers.runtime.processes import process_pool
 from verifiers.runtime.worker_threads import Raised, call_in_thread, workers
 from verifiers.types import AttributeDict, StopReason
@@ -108,7 +108,7 @@ async def score_group(plan: Plan, states: Sequence[State]) -> None:
         for state in states:
             state.record.metrics.update((function.name, NAN) for function in functions)
         if alive := [state for state in states if can_be_scored(state.record)]:
-            resolver = GroupArgumentResolver(alive)
+            resolver = ArgumentResolver(alive)
             await _provide(functions, resolver, alive)
             for function in functions:
                 await _run([function], resolver)
@@ -198,9 +198,8 @@ async def _set_advantages(function: RewardFunction | None, states: Sequence[Stat
         advantages = [NAN] * len(states)
         numbers = [number for number, reward in enumerate(rewards) if not math.isnan(reward)]
         if numbers:
-            (values,) = await _values(
-                [function], GroupArgumentResolver([states[number] for number in numbers])
-            )
+            known = ArgumentResolver([states[number] for number in numbers])
+            (values,) = await _values([function], known)
             errors = [value for value in values if isinstance(value, ScoringError)]
             for number, value in zip(numbers, values, strict=True):
                 if errors:

@@ -126,6 +126,11 @@ class Progress:
             self.errors[type(rollout.error).__name__] += 1
 
 
+def slots(limit: int | None) -> Slot:
+    """A semaphore of so many; without a limit a block that lets everyone in."""
+    return nullcontext() if limit is None else asyncio.Semaphore(limit)
+
+
 @dataclass(slots=True)
 class RunControl:
     """The mutable part of a run."""

@@ -20,7 +20,7 @@ import dataclasses
 import datetime
 import time
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack
 from importlib import metadata as packages
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ from verifiers.runs.rollout import (
     RunContext,
     RunEnvironment,
     groups_are_units,
+    slots,
 )
 from verifiers.runs.runner import Runner, generate_then_score, job_generator
 from verifiers.runs.stopping import StoppingRule
@@ -83,6 +84,8 @@ class Run:
     ):
         self.env, self.plan, self.client, self.model = env, plan, client, model
         self.sampling_args, self.options = sampling_args, options
+        self._sampling = {**env.sampling_args, **sampling_args}
+        self._asks_for_logprobs = bool(self._sampling.get("logprobs"))
         # the second: the first may go backwards
         self.started, self._clock = time.time(), time.monotonic()
         self.path: Path | None = None
@@ -233,16 +236,8 @@ class Run:
         )
 
     @property
-    def _sampling(self) -> dict[str, Any]:
-        """The sampling arguments of the environment and of the run."""
-        return {**self.env.sampling_args, **self.sampling_args}
-
-    @property
-    def _asks_for_logprobs(self) -> bool:
-        return bool(self._sampling.get("logprobs"))
-
-    @property
     def _base_url(self) -> str:
+        """A local server has none before it runs."""
         return redacted_text(str(getattr(self.client, "base_url", "") or ""))
 
     # --- open, pending, generate, finish ----------------------------------------------------------
@@ -368,9 +363,9 @@ class Run:
             seed=options.seed,
             rollout_timeout_s=options.rollout_timeout_s,
             max_retries=options.max_retries,
-            generation_slot=_slots(options.max_concurrent_generation),
-            scoring_slot=_slots(options.max_concurrent_scoring),
-            tool_slot=_slots(options.max_concurrent_tools),
+            generation_slot=slots(options.max_concurrent_generation),
+            scoring_slot=slots(options.max_concurrent_scoring),
+            tool_slot=slots(options.max_concurrent_tools),
             given_client=given_client,
             is_cached=self.cache is not None,
         )
@@ -475,10 +470,6 @@ class Run:
             f" {open_file_limit()} files; raise the limit (ulimit -n) or lower max_concurrent"
         )
         return room
-
-
-def _slots(limit: int | None) -> AbstractAsyncContextManager[Any]:
-    return nullcontext() if limit is None else asyncio.Semaphore(limit)
 
 
 def _installed_version() -> str:

@@ -208,6 +208,18 @@ def num_positional(function: Callable[..., Any]) -> int:
     return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)])
 
 
+def settle(
+    future: asyncio.Future[T] | None, value: Any = None, error: BaseException | None = None
+) -> None:
+    """Give a future its value or its error, unless there is none, or it was cancelled meanwhile."""
+    if future is None or future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)
+
+
 # --- one resource per loop
 
 

@@ -17,7 +17,7 @@ from time import monotonic, process_time, thread_time
 from typing import Any, Protocol
 
 from verifiers.errors import TooManyFaults
-from verifiers.runtime.calls import PerLoop
+from verifiers.runtime.calls import PerLoop, settle
 
 MAX_STUCK = 8
 CHECK_EVERY_S = 0.01
@@ -225,18 +225,19 @@ class Workers:
             Raised(TimeoutError(f"{step.name!r} did not return within {limit:g} s"))
         )
         if len(self._stuck) >= MAX_STUCK:
-            _settle(job.future, error=_too_many_stuck(step.name, limit, len(self._stuck)))
+            settle(job.future, error=_too_many_stuck(step.name, limit, len(self._stuck)))
         elif len(job.outcomes) < len(job.steps):
             self._submit(job)
         else:
-            _settle(job.future, job.outcomes)
+            settle(job.future, job.outcomes)
 
     def _deliver(self) -> None:
         self._wake_pending = False
         while self._finished:
             job = self._finished.popleft()
-            interrupt = next((o.error for o in job.outcomes if _is_interrupt(o)), None)
-            _settle(job.future, job.outcomes, interrupt)
+            errors = [outcome.error for outcome in job.outcomes if isinstance(outcome, Raised)]
+            interrupt = next((e for e in errors if isinstance(e, KeyboardInterrupt)), None)
+            settle(job.future, job.outcomes, interrupt)
 
     # --- in a worker thread
 
@@ -313,21 +314,6 @@ class _Job:
 def _other_threads_cpu_s() -> float:
     """CPU time of all other threads of the process, in seconds."""
     return process_time() - thread_time()
-
-
-def _settle(
-    future: asyncio.Future[Any], outcomes: object = None, error: BaseException | None = None
-) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(outcomes)
-    else:
-        future.set_exception(error)
-
-
-def _is_interrupt(outcome: object) -> bool:
-    return isinstance(outcome, Raised) and isinstance(outcome.error, KeyboardInterrupt)
 
 
 def _too_many_stuck(name: str, limit_s: float, count: int) -> TooManyFaults:

@@ -61,20 +61,15 @@ async def open_workers(
         shows_tools=await shows_tools(context.client),
         import_paths=paths_without_namespaces(),
     )
-    async with WorkerPool(
-        setup, context, _opener(options.worker_backend), options.num_workers
-    ) as pool:
+    open_channel: OpenChannel = ProcessChannel.open
+    if options.worker_backend == "ray":
+        from verifiers.runs.workers.ray import RayChannel
+
+        open_channel = RayChannel.open
+    async with WorkerPool(setup, context, open_channel, options.num_workers) as pool:
         yield pool.generate
 
 
 def _share(limit: int | None, num_workers: int) -> int | None:
     """A worker's part of a limit, at least 1."""
     return None if limit is None else max(1, limit // num_workers)
-
-
-def _opener(backend: str) -> OpenChannel:
-    if backend == "ray":
-        from verifiers.runs.workers.ray import RayChannel
-
-        return RayChannel.open
-    return ProcessChannel.open

@@ -41,6 +41,7 @@ from verifiers.runs.workers.messages import (
     portable,
 )
 from verifiers.runs.workers.packing import unpack_state
+from verifiers.runtime.calls import settle
 from verifiers.types import StopReason
 
 log = logging.getLogger(__name__)
@@ -242,9 +243,9 @@ class _Remote:
             while True:
                 match await self.channel.receive():
                     case Finished(number, packed):
-                        self._settle(number, unpack_state(packed))
+                        settle(self._running.get(number), unpack_state(packed))
                     case Failed(number, error):
-                        self._settle(number, error)
+                        settle(self._running.get(number), error=error)
                     case CallModel() as call:
                         self._begin(call.number, self._call_model(call))
                     case CancelCall(number):
@@ -256,17 +257,8 @@ class _Remote:
             for task in self._calls.values():
                 task.cancel()
             self._on_death(self, why)
-            for number in list(self._running):
-                self._settle(number, WorkerLost(why))
-
-    def _settle(self, number: int, outcome: State | BaseException) -> None:
-        future = self._running.get(number)
-        if future is None or future.done():
-            return
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+            for future in list(self._running.values()):
+                settle(future, error=WorkerLost(why))
 
     def _begin(self, number: int, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._calls[number] = asyncio.create_task(coroutine)

@@ -12,12 +12,10 @@ import contextlib
 import itertools
 import os
 import sys
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 from verifiers.errors import ConfigError, ModelUnavailable, VerifiersError, WorkerLost
-from verifiers.runs.rollout import RunContext, RunEnvironment, generate_and_score
+from verifiers.runs.rollout import RunEnvironment, generate_and_score, slots
 from verifiers.runs.workers.channels import Channel
 from verifiers.runs.workers.messages import (
     CallModel,
@@ -32,6 +30,7 @@ from verifiers.runs.workers.messages import (
     portable,
 )
 from verifiers.runs.workers.packing import pack_state
+from verifiers.runtime.calls import settle
 from verifiers.runtime.gc import fewer_collections
 from verifiers.runtime.worker_threads import workers as loop_workers
 from verifiers.storage.identity import identity_of
@@ -83,8 +82,8 @@ class _Serving:
         self.context = replace(
             setup.context,
             client=self.client,
-            scoring_slot=_slots(setup.max_scoring),
-            tool_slot=_slots(setup.max_tools),
+            scoring_slot=slots(setup.max_scoring),
+            tool_slot=slots(setup.max_tools),
         )
         self.tasks: dict[int, asyncio.Task[None]] = {}
         if setup.max_threads is not None:
@@ -111,15 +110,11 @@ class _Serving:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _context_of(self, seed: int | None) -> RunContext:
-        """The context with the sampling seed ``seed``."""
-        return self.context if seed == self.context.seed else replace(self.context, seed=seed)
-
     async def _generate(self, request: Generate) -> None:
-        env = self.env
+        env, context = self.env, replace(self.context, seed=request.seed)
         reply: Finished | Failed
         try:
-            state = await generate_and_score(env, request.job, self._context_of(request.seed))
+            state = await generate_and_score(env, request.job, context)
             if self.cleans_up:
                 await env.rubric.run_cleanup([state])
                 state.cleaned_up = True
@@ -165,17 +160,4 @@ class _CallersClient:
 
     def take(self, reply: ModelReply) -> None:
         """Resolve the call that a reply belongs to, unless it was cancelled."""
-        future = self._futures.get(reply.number)
-        if future is None or future.done():
-            return
-        if reply.error is not None:
-            future.set_exception(reply.error)
-        elif reply.response is not None:
-            future.set_result(reply.response)
-
-
-def _slots(limit: int | None) -> AbstractAsyncContextManager[Any]:
-    return nullcontext() if limit is None else asyncio.Semaphore(limit)
-
-
-__all__ = ["build", "serve"]
+        settle(self._futures.get(reply.number), reply.response, reply.error)
