@@ -41,9 +41,8 @@ def client_of(kind, server, **fields):
 
 def stream_of(kind, response=ANSWER):
     """The events of a whole stream."""
-    return list(
-        kind.dialect.stream_events(response, DialectRequest([], "m", id="fixed", created=1))
-    )
+    request = DialectRequest([], "m", id="fixed", created=1)
+    return [*kind.dialect.stream_opening(request), *kind.dialect.stream_rest(response, request)]
 
 
 async def complete(client):

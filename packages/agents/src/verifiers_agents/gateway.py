@@ -325,12 +325,12 @@ class Gateway(ModelServer):
         """The answer as a stream: at once, or an opening and keep-alive events after
         ``keep_alive_s``."""
         waiting = asyncio.ensure_future(call.outcome())
-        opening, write = b"".join(dialect.stream_opening(parsed)), dialect.stream_events
+        opening = b"".join(dialect.stream_opening(parsed))
         try:
             while not (await asyncio.wait([waiting], timeout=self.keep_alive_s))[0]:
                 yield opening + dialect.keep_alive(parsed)
-                opening, write = b"", dialect.stream_rest
-            yield b"".join(write(waiting.result(), parsed))
+                opening = b""
+            yield opening + b"".join(dialect.stream_rest(waiting.result(), parsed))
         finally:
             waiting.cancel()
 

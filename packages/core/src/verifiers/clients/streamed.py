@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import aiohttp
 from yarl import URL
 
-from verifiers.clients.dialects import Dialect, EventDecoder, messages, responses
+from verifiers.clients.dialects import ClientDialect, EventDecoder, messages, responses
 from verifiers.clients.failures import refuses_argument
 from verifiers.clients.http import HttpClient
 from verifiers.clients.payload import encode
@@ -36,7 +36,7 @@ ANTHROPIC_VERSION = "2023-06-01"
 class StreamedClient(HttpClient):
     """A client of a dialect."""
 
-    dialect: ClassVar[Dialect]
+    dialect: ClassVar[ClientDialect]
 
     def _body(self, request: ModelRequest, without: frozenset[str]) -> bytes:
         return encode(
@@ -119,7 +119,7 @@ class OpenAIResponsesClient(StreamedClient):
 
     client_type = "openai_responses"
     path = "responses"
-    dialect: ClassVar[Dialect] = responses
+    dialect: ClassVar[ClientDialect] = responses
 
 
 class AnthropicMessagesClient(StreamedClient):
@@ -138,7 +138,7 @@ class AnthropicMessagesClient(StreamedClient):
 
     client_type = "anthropic_messages"
     path = "messages"
-    dialect: ClassVar[Dialect] = messages
+    dialect: ClassVar[ClientDialect] = messages
     key_header = "x-api-key"
 
     def _credentials(self, key: str | None) -> dict[str, str]:

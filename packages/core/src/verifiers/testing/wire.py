@@ -62,5 +62,5 @@ def answer_body(path: str, body: bytes, response: Response, request: ModelReques
         )
     call = dialect.parse_request(fields)
     if call.stream:
-        return b"".join(dialect.stream_events(response, call))
+        return b"".join([*dialect.stream_opening(call), *dialect.stream_rest(response, call)])
     return encode(dialect.response_body(response, call))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from verifiers.clients.dialects import sse
@@ -18,18 +17,15 @@ from verifiers.clients.dialects.common import (
     calls_of,
     entries,
     openai_usage,
-    reading_event,
     reading_request,
     require,
     sampling_of,
 )
 from verifiers.clients.dialects.protocol import DialectRequest
-from verifiers.clients.failures import refuses_argument
-from verifiers.clients.payload import MAX_TOKENS_ALIASES, to_fields
-from verifiers.clients.reply import Completion, streamed_error, to_response, version_spans
-from verifiers.errors import ConfigError, MalformedResponse
-from verifiers.runtime.decoding import decode_message
-from verifiers.types import Message, ModelRequest, Response, Tool, ToolCall
+from verifiers.clients.payload import MAX_TOKENS_ALIASES
+from verifiers.clients.reply import version_spans
+from verifiers.errors import ConfigError
+from verifiers.types import Message, Response, Tool, ToolCall
 
 NAME = "chat"
 PATHS = ("chat/completions",)
@@ -42,9 +38,6 @@ _ERROR_TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-
-
-# --- of a server ----------------------------------------------------------------------------------
 
 
 @reading_request(NAME)
@@ -185,12 +178,6 @@ def stream_rest(response: Response, request: DialectRequest) -> Iterator[bytes]:
     yield sse.event(b"[DONE]")
 
 
-def stream_events(response: Response, request: DialectRequest) -> Iterator[bytes]:
-    """Write a response as a whole stream."""
-    yield from stream_opening(request)
-    yield from stream_rest(response, request)
-
-
 def keep_alive(request: DialectRequest) -> bytes:
     """Write a comment, which readers of events skip."""
     return sse.COMMENT
@@ -205,101 +192,3 @@ def error_body(status: int, message: str) -> dict[str, Any]:
 def error_event(status: int, message: str, request: DialectRequest) -> bytes:
     """Write the event that ends an opened stream with an error."""
     return sse.event(error_body(status, message))
-
-
-# --- of a client ----------------------------------------------------------------------------------
-
-
-def request_body(
-    request: ModelRequest, *, stream: bool = False, without: frozenset[str] = frozenset()
-) -> dict[str, Any]:
-    """Write a model call; ``without`` may hold "max_completion_tokens"."""
-    name = "max_completion_tokens"
-    body = to_fields(request, "max_tokens" if name in without else name)
-    return body | {"stream": True, "stream_options": {"include_usage": True}} if stream else body
-
-
-def concession(status: int, body: bytes) -> str | None:
-    """Return "max_completion_tokens" for an endpoint that knows only the older name."""
-    name = "max_completion_tokens"
-    return name if refuses_argument(status, body, name) else None
-
-
-def parse_response(body: Mapping[str, Any], request: ModelRequest, where: str) -> Response:
-    """Read an answer. Raises: ``MalformedResponse`` that names ``where`` and the field."""
-    try:
-        completion = msgspec.convert(body, Completion)
-    except msgspec.ValidationError as error:
-        raise MalformedResponse(
-            f"{where} answered 200, but not with a completion: {error}"
-        ) from None
-    return to_response(completion, request, where)
-
-
-class ChatStream:
-    """Puts chunks together.
-
-    >>> stream = stream_reader()
-    >>> stream.feed('{"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop"}]}')
-    >>> stream.feed("[DONE]")
-    >>> stream.is_done, stream.body()["choices"][0]["message"]["content"]
-    (True, 'hi')
-    """
-
-    def __init__(self) -> None:
-        self.is_done = False
-        self._head: dict[str, Any] = {}
-        self._message: dict[str, Any] = {"role": "assistant"}
-        self._calls: dict[int, dict[str, Any]] = {}
-        self._finish_reason: str | None = None
-
-    @reading_event(NAME)
-    def feed(self, data: str) -> None:
-        """Read one chunk. Raises: `StreamedError`; ``ValueError`` for data that is no chunk."""
-        if data == "[DONE]":
-            self.is_done = True
-            return
-        chunk = decode_message(data)
-        if not isinstance(chunk, dict):
-            raise ValueError("a chunk is not an object")
-        if error := chunk.get("error"):
-            raise streamed_error(error)
-        self._head |= {
-            name: value for name, value in chunk.items() if name != "choices" and value is not None
-        }
-        for choice in chunk.get("choices") or ():
-            self._add(choice.get("delta") or {})
-            self._finish_reason = choice.get("finish_reason") or self._finish_reason
-
-    def _add(self, delta: Mapping[str, Any]) -> None:
-        for name, value in delta.items():
-            if name == "tool_calls":
-                for piece in value or ():
-                    self._add_call(piece)
-            elif name != "role" and value is not None:
-                held = self._message.get(name)
-                self._message[name] = held + value if isinstance(held, str | list) else value
-
-    def _add_call(self, piece: Mapping[str, Any]) -> None:
-        index = piece.get("index")
-        call = self._calls.setdefault(
-            index if isinstance(index, int) else len(self._calls), {"type": "function"}
-        )
-        function = call.setdefault("function", {"name": "", "arguments": ""})
-        function["arguments"] += (piece.get("function") or {}).get("arguments") or ""
-        function["name"] = function["name"] or (piece.get("function") or {}).get("name") or ""
-        call |= {
-            name: value
-            for name, value in piece.items()
-            if name not in ("index", "function") and value
-        }
-
-    def body(self) -> dict[str, Any]:
-        """The body that the same answer has without a stream."""
-        calls = [call for _, call in sorted(self._calls.items())]
-        message = {"content": None, **self._message} | ({"tool_calls": calls} if calls else {})
-        choice = {"index": 0, "message": message, "finish_reason": self._finish_reason}
-        return self._head | {"object": "chat.completion", "choices": [choice]}
-
-
-stream_reader = ChatStream

@@ -244,7 +244,7 @@ def _bare(block: Mapping[str, Any]) -> dict[str, Any]:
 def response_body(response: Response, request: DialectRequest) -> dict[str, Any]:
     """Write a response as the body of the answer."""
     return _head(request) | {
-        "content": _answer_blocks(response),
+        "content": _assistant_written(response.message),
         "stop_reason": _STOP_REASONS[response.finish_reason],
         "usage": _usage_written(response.usage),
     }
@@ -261,10 +261,6 @@ def _head(request: DialectRequest) -> dict[str, Any]:
         "stop_sequence": None,
         "usage": _usage_written(Usage()),
     }
-
-
-def _answer_blocks(response: Response) -> list[dict[str, Any]]:
-    return _assistant_written(response.message)
 
 
 def _usage_written(usage: Usage) -> dict[str, Any]:
@@ -289,7 +285,7 @@ def _event(kind: str, **fields: object) -> bytes:
 
 def stream_rest(response: Response, request: DialectRequest) -> Iterator[bytes]:
     """Write the blocks, the stop reason with the usage, and ``message_stop``."""
-    for index, block in enumerate(_answer_blocks(response)):
+    for index, block in enumerate(_assistant_written(response.message)):
         start, deltas = _deltas(block)
         yield _event("content_block_start", index=index, content_block=start)
         for delta in deltas:
@@ -313,12 +309,6 @@ def _deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]
         signature = {"type": "signature_delta", "signature": block["signature"]}
         return block | {"thinking": "", "signature": ""}, [thought, signature]
     return block, []
-
-
-def stream_events(response: Response, request: DialectRequest) -> Iterator[bytes]:
-    """Write a response as a whole stream."""
-    yield from stream_opening(request)
-    yield from stream_rest(response, request)
 
 
 def keep_alive(request: DialectRequest) -> bytes:

@@ -1,4 +1,4 @@
-"""The contract of a wire dialect: what a server and a client need of it.
+"""The contract of a wire dialect: what a server needs of it, and what a client.
 
 The promise: a dialect is pure. It opens nothing, waits for nothing and keeps nothing between calls.
 What a body says and this library cannot do is refused with one sentence that names the field
@@ -76,7 +76,7 @@ class StreamReader(Protocol):
 
 
 class Dialect(Protocol):
-    """A wire dialect; the modules ``chat``, ``responses`` and ``messages`` have these names."""
+    """What a server needs; the modules ``chat``, ``responses`` and ``messages`` have these names."""
 
     @property
     def NAME(self) -> str: ...
@@ -97,9 +97,6 @@ class Dialect(Protocol):
     def stream_rest(self, response: Response, request: DialectRequest) -> Iterator[bytes]:
         """Write the events after `stream_opening`, to the last."""
 
-    def stream_events(self, response: Response, request: DialectRequest) -> Iterator[bytes]:
-        """Write a response as a whole stream."""
-
     def keep_alive(self, request: DialectRequest) -> bytes:
         """Write an event that changes nothing, for the wait after `stream_opening`."""
 
@@ -108,6 +105,10 @@ class Dialect(Protocol):
 
     def error_event(self, status: int, message: str, request: DialectRequest) -> bytes:
         """Write the event that ends an opened stream with an error."""
+
+
+class ClientDialect(Dialect, Protocol):
+    """What a client needs too; the modules ``responses`` and ``messages`` have these names."""
 
     def request_body(
         self, request: ModelRequest, *, stream: bool = False, without: frozenset[str] = frozenset()

@@ -518,12 +518,6 @@ def _item_events(write: _Events, index: int, item: dict[str, Any]) -> Iterator[b
     yield write("output_item.done", output_index=index, item=item)
 
 
-def stream_events(response: Response, request: DialectRequest) -> Iterator[bytes]:
-    """Write a response as a whole stream."""
-    yield from stream_opening(request)
-    yield from stream_rest(response, request)
-
-
 def keep_alive(request: DialectRequest) -> bytes:
     """Write a ``keepalive``, which restarts the idle clock of a client that does not count
     comments."""
