@@ -71,10 +71,6 @@ class HarborRun:
     verdict: grading.Verdict | None = None
 
 
-async def _nothing_to_close(_: asyncio.Lock) -> None:
-    """Do nothing: a lock holds no resources."""
-
-
 def _defaults() -> dict[str, Any]:
     """The defaults of ``SandboxEnv``, and those that differ."""
     inherited = inspect.signature(SandboxEnv.__init__).parameters
@@ -209,7 +205,7 @@ class HarborEnv(AgentTurns, SandboxEnv):
         parameters.setdefault("max_turns", MAX_TURNS)
         super().__init__(max_startup_wait_seconds=max_startup_wait_seconds, **parameters)
         self._layers: dict[str, Layer] = {}
-        self._build_lock = PerLoop(asyncio.Lock, _nothing_to_close)
+        self._build_lock = PerLoop(asyncio.Lock)
 
     def _rows(
         self,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
@@ -37,26 +38,19 @@ MAX_TOKENS = "max_completion_tokens"
 
 
 class _LoopResources:
-    """Limiter and threads of an adapter in one event loop; threads start on the first blocking
-    call."""
+    """Limiter and threads of an adapter in one event loop; a thread starts when a blocking call
+    needs it."""
 
     def __init__(self) -> None:
         self.limiter = AdaptiveLimiter(MAX_IN_FLIGHT)
         self.standing = Standing()
-        self._threads: ThreadPoolExecutor | None = None
-
-    @property
-    def threads(self) -> ThreadPoolExecutor:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="verifiers-client")
-        return self._threads
+        self.threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="verifiers-client")
 
     async def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self.threads.shutdown(wait=False, cancel_futures=True)
 
 
-class _Adapter(Identified):
+class _Adapter(Identified, ABC):
     """Common part of the adapters: run the call, map its failures, and repeat it."""
 
     is_metered = True
@@ -68,10 +62,10 @@ class _Adapter(Identified):
         keep_raw: Annotated[bool, Free("only what stays in memory")] = False,
     ):
         self.original = called
-        self.called = called
+        self._is_sdk = is_sdk_object(called)
+        self.called = called.with_options(max_retries=0) if self._is_sdk else called
         self.keep_raw = keep_raw
         self.retry = retry or RetryPolicy()
-        self._endpoint = _ObjectEndpoint(called)
         self._resources: PerLoop[_LoopResources] = PerLoop(_LoopResources, _LoopResources.close)
 
     def __repr__(self) -> str:
@@ -88,10 +82,9 @@ class _Adapter(Identified):
         """Release the threads of this loop; the adapted object stays open."""
         await self._resources.aclose()
 
+    @abstractmethod
     async def _send(self, resources: _LoopResources, request: ModelRequest) -> Response:
-        raise NotImplementedError(
-            f"{type(self).__name__} must define _send(self, resources, request)"
-        )
+        """Make one attempt."""
 
     async def _call(
         self, resources: _LoopResources, create: Callable[..., Any], arguments: dict[str, Any]
@@ -108,42 +101,41 @@ class _Adapter(Identified):
         try:
             return to_response(completion, request, repr(self), raw)
         except StreamedError as error:
-            endpoint = self._endpoint.endpoint()
+            endpoint = self._endpoint()
             raise failure(error.status, str(error).encode(), endpoint, request.model) from None
+
+    def _endpoint(self) -> Endpoint:
+        """What error messages say of the object."""
+        url = str(getattr(self.called, "base_url", "") or type(self.called).__name__)
+        key = getattr(self.called, "api_key", None)
+        secrets = (key,) if isinstance(key, str) and len(key) >= 6 else ()
+        return Endpoint(url, "the api_key of the client", None, secrets)
 
     def _mapped(self, error: Exception, model: str) -> VerifiersError:
         """Map an exception of the object to one of ``errors``."""
+        endpoint = self._endpoint()
         status = getattr(error, "status_code", None)
         if isinstance(status, int) and 300 <= status < 600:
             response = getattr(error, "response", None)
             headers = getattr(response, "headers", None) or {}
             retry_after = headers.get("retry-after-ms"), headers.get("retry-after")
-            return failure(status, _body(error), self._endpoint.endpoint(), model, retry_after)
-        text = self._endpoint.endpoint().redact(f"{self!r} failed: {type(error).__name__}: {error}")
+            return failure(status, _body(error), endpoint, model, retry_after)
+        text = endpoint.redact(f"{self!r} failed: {type(error).__name__}: {error}")
         names = {cls.__name__ for cls in type(error).__mro__}
         if names & {"APIConnectionError", "APITimeoutError"} or isinstance(error, OSError):
-            return ModelUnavailable(text, url=self._endpoint.url)
+            return ModelUnavailable(text, url=endpoint.url)
         if "APIResponseValidationError" in names:
-            return MalformedResponse(text, url=self._endpoint.url)
-        return ModelError(text, url=self._endpoint.url)
+            return MalformedResponse(text, url=endpoint.url)
+        return ModelError(text, url=endpoint.url)
 
 
 class OpenAILikeClient(_Adapter):
     """Any object with ``chat.completions.create``; text requests use its ``completions.create``."""
 
-    def __init__(
-        self,
-        called: Any,
-        retry: Annotated[RetryPolicy | None, Free("only how often a failure is repeated")] = None,
-        keep_raw: Annotated[bool, Free("only what stays in memory")] = False,
-    ):
-        super().__init__(called, retry, keep_raw)
-        self._is_sdk = is_sdk_object(called)
-        if self._is_sdk:
-            self.called = called.with_options(max_retries=0)
-        self._max_tokens_name = MAX_TOKENS if self._is_sdk else None
-        self._without: frozenset[str] = frozenset()
-        """What the endpoint refused in a history (``payload.sendable``)."""
+    _takes_longer_name = True
+    """Of the token limit, ``max_completion_tokens``, until the endpoint refuses it."""
+    _without: frozenset[str] = frozenset()
+    """What the endpoint refused in a history (``payload.sendable``)."""
 
     async def _send(
         self,
@@ -154,7 +146,11 @@ class OpenAILikeClient(_Adapter):
         without |= self._without
         in_chat = request.message_type != "completion"
         create = self.called.chat.completions.create if in_chat else self.called.completions.create
-        name = (self._max_tokens_name or _spelling(request)) if in_chat else "max_tokens"
+        # a test double may accept a single name: that of the request
+        has_longer_name = self._is_sdk or MAX_TOKENS in request.sampling_args
+        name = "max_tokens"
+        if in_chat and has_longer_name and self._takes_longer_name:
+            name = MAX_TOKENS
         try:
             arguments = self._arguments(create, request, name, without)
             response = await self._call(resources, create, arguments)
@@ -164,7 +160,7 @@ class OpenAILikeClient(_Adapter):
             status, body = getattr(error, "status_code", 0), _body(error)
             part = refused_in_history(status, excerpt(body, 2000), request)
             if name == MAX_TOKENS and refuses_argument(status, body, name):
-                self._max_tokens_name = "max_tokens"
+                self._takes_longer_name = False
             elif part is not None and part not in without:
                 without |= {part}
             else:
@@ -223,25 +219,6 @@ class GetResponseClient(_Adapter):
         return self._read(read_flat(response), request, response)
 
 
-# --- call conventions of an object ----------------------------------------------------------------
-
-
-class _ObjectEndpoint:
-    """The endpoint of an object for error messages, read when the error is created."""
-
-    def __init__(self, called: object):
-        self._called = called
-
-    @property
-    def url(self) -> str:
-        return str(getattr(self._called, "base_url", "") or type(self._called).__name__)
-
-    def endpoint(self) -> Endpoint:
-        key = getattr(self._called, "api_key", None)
-        secrets = (key,) if isinstance(key, str) and len(key) >= 6 else ()
-        return Endpoint(self.url, "the api_key of the client", None, secrets)
-
-
 def _body(error: Exception) -> bytes:
     """Return the body of the response where the exception holds it, else the text of
     the exception."""
@@ -249,12 +226,6 @@ def _body(error: Exception) -> bytes:
     return (
         content if isinstance(content, bytes) and content else str(error).encode("utf-8", "replace")
     )
-
-
-def _spelling(request: ModelRequest) -> str:
-    """Return the name of the token limit in the request: a test double may accept a
-    single name."""
-    return MAX_TOKENS if MAX_TOKENS in request.sampling_args else "max_tokens"
 
 
 def _accepts(function: Callable[..., Any], name: str) -> bool:

@@ -26,7 +26,6 @@ from typing import Any
 
 import msgspec
 
-from verifiers.clients.payload import to_body
 from verifiers.errors import ConfigError, MalformedResponse
 from verifiers.runtime.bounded import read_file
 from verifiers.runtime.json import canonical_json, decode_row
@@ -144,11 +143,6 @@ class CompletionCache:
 def current_cache() -> CompletionCache | None:
     """The cache of this context, for requests that say which sample they are."""
     return _current.get()
-
-
-def request_content(request: ModelRequest) -> bytes:
-    """The JSON body of a request, under one name of the token limit."""
-    return to_body(request, "max_tokens")
 
 
 def cache_key(base_url: str, identity: object, request: ModelRequest, content: bytes) -> str:

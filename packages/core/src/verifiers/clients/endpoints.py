@@ -27,16 +27,8 @@ from verifiers.runtime.decoding import decode_toml
 from verifiers.runtime.suggest import closest
 from verifiers.runtime.syntax import parse_python
 
-FIELD_OF = {
-    "endpoint_id": "endpoint_id",
-    "model": "model",
-    "api_base_url": "api_base_url",
-    "api_key_var": "api_key_var",
-    "headers": "headers",
-    "client_type": "client_type",
-    **dict(zip(PRICE_FIELDS, PRICE_FIELDS, strict=True)),
-    **compat.ENDPOINT_KEYS,
-}
+_FIELDS = "endpoint_id model api_base_url api_key_var headers client_type".split()
+FIELD_OF = {name: name for name in (*_FIELDS, *PRICE_FIELDS)} | compat.ENDPOINT_KEYS
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(
     r"(sk|pk|hf|gsk|xai|pit|key|api)[-_](?=.*\d).{12,}|(?=.*\d)(?=.*[a-z])(?=.*[A-Z]).{24,}"
@@ -152,17 +144,11 @@ def _from_python(text: str, path: Path) -> list[dict[str, Any]]:
 
 def _endpoints_value(node: ast.stmt) -> ast.expr | None:
     """Return the value of the statement ``ENDPOINTS = …``; None for another statement."""
-    targets = (
-        node.targets
-        if isinstance(node, ast.Assign)
-        else [node.target]
-        if isinstance(node, ast.AnnAssign)
-        else []
-    )
-    is_endpoints = any(
-        isinstance(target, ast.Name) and target.id == "ENDPOINTS" for target in targets
-    )
-    return node.value if is_endpoints and isinstance(node, ast.Assign | ast.AnnAssign) else None
+    if not isinstance(node, ast.Assign | ast.AnnAssign):
+        return None
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    return node.value if "ENDPOINTS" in names else None
 
 
 def _refuse_repeated_aliases(value: ast.expr, path: Path) -> None:

@@ -14,6 +14,7 @@ import asyncio
 import io
 import ipaddress
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Unpack
@@ -22,7 +23,7 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from verifiers.clients.cache import cache_key, current_cache, request_content
+from verifiers.clients.cache import cache_key, current_cache
 from verifiers.clients.failures import (
     Endpoint,
     Standing,
@@ -83,14 +84,11 @@ class Pool:
         self.standing = Standing()
 
 
-class HttpClient(Identified):
+class HttpClient(Identified, ABC):
     """What the clients of all APIs share: settings, connections, the key, one exchange, the check
     before a run.
 
-    Keywords override the fields of ``config``. ``api_key`` is the key itself; without it the
-    variable ``config.api_key_var`` is read at the first request. ``query`` is added to every URL.
-    ``keep_raw`` puts the decoded body on ``Response.raw``. ``tools_shown``: whether the chat
-    template of the model shows tools; None if unknown.
+    Parameters: see `OpenAIChatCompletionsClient`.
     """
 
     client_type: str
@@ -175,7 +173,7 @@ class HttpClient(Identified):
         headers, body = request_headers(request), self._body(request, without)
         cache, content, key = None if request.sample is None else current_cache(), b"", ""
         if cache is not None:
-            content = request_content(request)
+            content = to_body(request, "max_tokens")  # under one name of the token limit
             key = cache_key(self.base_url, self.identity(), request, content)
             stored = await cache.get(key, lambda body: self._response(body, request, self.base_url))
             if stored is not None:
@@ -185,16 +183,17 @@ class HttpClient(Identified):
             nonlocal body, without
             pool = self._pools.here()
             try:
-                status, answer, retry_after = await self._exchange(pool, "POST", url, body, headers)
-                while status != 200:
+                while True:
+                    status, answer, retry_after = await self._exchange(
+                        pool, "POST", url, body, headers
+                    )
+                    if status == 200:
+                        break
                     part = self._refused_part(status, answer, request)
                     if part is None or part in without:
                         raise failure(status, answer, pool.endpoint, request.model, retry_after)
                     without |= {part}
                     body = self._body(request, without)
-                    status, answer, retry_after = await self._exchange(
-                        pool, "POST", url, body, headers
-                    )
                 self._without |= without
                 try:
                     response = self._response(answer, request, pool.endpoint.url)
@@ -213,23 +212,17 @@ class HttpClient(Identified):
         call = call_with_retries(attempt, self.retry, pool.limiter, request.timeout_s)
         return await pool.standing.call(request.model, call)
 
+    @abstractmethod
     def _body(self, request: ModelRequest, without: frozenset[str]) -> bytes:
         """The body of a request without the parts that the endpoint refused."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define _body(self, request, without)"
-        )
 
+    @abstractmethod
     def _refused_part(self, status: int, answer: bytes, request: ModelRequest) -> str | None:
         """The part of a request that an error answer refuses by name; None for another failure."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define _refused_part(self, status, answer, request)"
-        )
 
+    @abstractmethod
     def _response(self, answer: bytes, request: ModelRequest, where: str) -> Response:
         """The answer read. Raises: ``MalformedResponse`` that names ``where``; `StreamedError`."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define _response(self, answer, request, where)"
-        )
 
     async def shows_tools(self) -> bool | None:
         """Return ``tools_shown`` of the constructor; the server is not queried."""

@@ -5,19 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.storage.identity import Identified
 from verifiers.types import ModelRequest, Response
 
 
-class InProcessClient(Identified):
+class InProcessClient(Identified, ABC):
     """Starts its server at the first request and stops it when it is closed; the constructor starts
-    nothing.
-
-    A subclass defines ``_open``, which starts the server and returns a client of it, and
-    ``_close``.
-    """
+    nothing."""
 
     is_metered = True
 
@@ -62,8 +59,10 @@ class InProcessClient(Identified):
                 self._http = self._open()
             return self._http
 
+    @abstractmethod
     def _open(self) -> OpenAIChatCompletionsClient:
-        raise NotImplementedError(f"{type(self).__name__} must define _open(self)")
+        """Start the server; a client of it."""
 
+    @abstractmethod
     def _close(self) -> None:
-        raise NotImplementedError(f"{type(self).__name__} must define _close(self)")
+        """Stop the server."""

@@ -15,7 +15,6 @@ import json
 import operator
 import re
 from collections.abc import Collection, Mapping
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -221,18 +220,13 @@ def has_audio(prompt: Messages) -> bool:
     """Return whether any message has an ``input_audio`` part."""
     if isinstance(prompt, str):
         return False
-    try:
-        if _TEXT.issuperset(map(type, map(_CONTENT, prompt))):  # fast path: all contents are text
-            return False
-    except KeyError:  # a message without content
-        pass
-    for message in prompt:
-        content = message.get("content")
-        if isinstance(content, list) and any(
-            isinstance(part, Mapping) and part.get("type") == "input_audio" for part in content
-        ):
-            return True
-    return False
+    contents = (message.get("content") for message in prompt)
+    return any(
+        isinstance(part, Mapping) and part.get("type") == "input_audio"
+        for content in contents
+        if isinstance(content, list)
+        for part in content
+    )
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
@@ -253,7 +247,6 @@ def _plain(value: object) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-_CONTENT = itemgetter("content")
 _TOOL_NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 _FIELDS = frozenset(("role", "content", "tool_calls", "tool_call_id", "name", "refusal"))
 """Fields of messages that every server knows."""
@@ -262,5 +255,4 @@ _REFUSES_BLANK = re.compile(
     r"|must have either content or tool_calls",
     re.IGNORECASE,
 )
-_TEXT = frozenset((str, type(None)))
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)

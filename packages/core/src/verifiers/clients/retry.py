@@ -13,10 +13,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
-from typing import Any
 
 from verifiers.clients.limiter import AdaptiveLimiter
 from verifiers.clients.reply import TOKEN_FIELDS
@@ -64,71 +63,53 @@ class RetryPolicy:
         return num_failures > limit
 
 
-def call_with_retries(
+async def call_with_retries(
     send: Callable[[], Awaitable[Response]],
     policy: RetryPolicy,
     limiter: AdaptiveLimiter,
     timeout_s: float | None = None,
-) -> Coroutine[Any, Any, Response]:
+) -> Response:
     """Return the first success of ``send``, with the failures before it in ``Response.attempts``.
 
     ``timeout_s`` bounds the whole call, including pauses and the wait for the limiter. Raises: the
     last failure, after the last retry; ``ModelUnavailable`` after the timeout; anything but a
     ``ModelError`` at once.
     """
-    if timeout_s is None:
-        return _repeat(send, policy, limiter, [], time.monotonic(), None)
-    return _repeat_within(timeout_s, send, policy, limiter)
-
-
-async def _repeat_within(
-    timeout_s: float,
-    send: Callable[[], Awaitable[Response]],
-    policy: RetryPolicy,
-    limiter: AdaptiveLimiter,
-) -> Response:
     attempts: list[Attempt] = []
     started = time.monotonic()
+    limit = asyncio.timeout(timeout_s)
     try:
-        async with asyncio.timeout(timeout_s):
-            return await _repeat(send, policy, limiter, attempts, started, started + timeout_s)
+        async with limit:
+            while True:
+                ticket = limiter.enter_now() or await limiter.enter()
+                try:
+                    response = await send()
+                    limiter.succeeded()
+                    return replace(response, attempts=tuple(attempts)) if attempts else response
+                except ModelError as error:
+                    if isinstance(error, RateLimited):
+                        limiter.refused(ticket)
+                    failure = error
+                finally:
+                    limiter.leave()
+                pause = policy.pause_s(len(attempts) + 1, failure.retry_after_s)
+                is_late = timeout_s is not None and time.monotonic() + pause >= started + timeout_s
+                if is_late or policy.gives_up(failure, len(attempts) + 1):
+                    attempts.append(Attempt(failure.status, _reason(failure), 0.0))
+                    if policy.asks_too_much(failure) and not isinstance(failure, RateLimited):
+                        failure = RateLimited(
+                            f"{failure}; it asks to wait {failure.retry_after_s:g} s",
+                            **failure.facts,
+                        )
+                    raise _final(failure, attempts, started) from failure.__cause__
+                attempts.append(Attempt(failure.status, _reason(failure), pause))
+                await asyncio.sleep(pause)
     except TimeoutError as error:
+        if not limit.expired():
+            raise
         attempts.append(Attempt(None, "out of time", 0.0))
         text = f"no completion within {timeout_s:g} s"
         raise _final(ModelUnavailable(text, elapsed_s=timeout_s), attempts, started) from error
-
-
-async def _repeat(
-    send: Callable[[], Awaitable[Response]],
-    policy: RetryPolicy,
-    limiter: AdaptiveLimiter,
-    attempts: list[Attempt],
-    started: float,
-    deadline: float | None,
-) -> Response:
-    while True:
-        ticket = limiter.enter_now() or await limiter.enter()
-        try:
-            response = await send()
-            limiter.succeeded()
-            return replace(response, attempts=tuple(attempts)) if attempts else response
-        except ModelError as error:
-            if isinstance(error, RateLimited):
-                limiter.refused(ticket)
-            failure = error
-        finally:
-            limiter.leave()
-        pause = policy.pause_s(len(attempts) + 1, failure.retry_after_s)
-        late = deadline is not None and time.monotonic() + pause >= deadline
-        if late or policy.gives_up(failure, len(attempts) + 1):
-            attempts.append(Attempt(failure.status, _reason(failure), 0.0))
-            if policy.asks_too_much(failure) and not isinstance(failure, RateLimited):
-                failure = RateLimited(
-                    f"{failure}; it asks to wait {failure.retry_after_s:g} s", **failure.facts
-                )
-            raise _final(failure, attempts, started) from failure.__cause__
-        attempts.append(Attempt(failure.status, _reason(failure), pause))
-        await asyncio.sleep(pause)
 
 
 def _reason(error: ModelError) -> str:

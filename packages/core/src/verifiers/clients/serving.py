@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager, suppress
@@ -39,7 +40,7 @@ Answer: TypeAlias = web.StreamResponse | Mapping[str, Any] | bytes
 """A response, or the JSON value of a response, or its text."""
 
 
-class ModelServer:
+class ModelServer(ABC):
     """A server; ``start`` returns once it listens, and ``respond`` runs on its loop."""
 
     thread_name = "verifiers-server"
@@ -90,13 +91,13 @@ class ModelServer:
             if not self._loop.is_closed():
                 raise
 
+    @abstractmethod
     async def listen(self, runner: web.ServerRunner) -> None:
         """Open the addresses of the server."""
-        raise NotImplementedError(f"{type(self).__name__} must define async listen(self, runner)")
 
+    @abstractmethod
     async def respond(self, request: web.BaseRequest) -> Answer:
         """Answer one request. *Raises* ModelRefused; ConfigError for a body that cannot be read."""
-        raise NotImplementedError(f"{type(self).__name__} must define async respond(self, request)")
 
     async def _serve(self, started: Future[None]) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()

@@ -217,8 +217,8 @@ class SandboxEnv(StatefulToolEnv):
         for metric in self.measured():
             self.monitor_rubric.add_metric(metric)
         self._backend: SandboxBackend | None = None
-        self._selection_lock = PerLoop(asyncio.Lock, _nothing_to_close)
-        self._proof_lock = PerLoop(asyncio.Lock, _nothing_to_close)
+        self._selection_lock = PerLoop(asyncio.Lock)
+        self._proof_lock = PerLoop(asyncio.Lock)
         self._is_proven = False
         self._refusal: VerifiersError | None = None
         if self.remote_options:
@@ -438,10 +438,6 @@ class SandboxEnv(StatefulToolEnv):
         except ToolError:
             _use_of(state).num_errors += 1
             raise
-
-
-async def _nothing_to_close(_: asyncio.Lock) -> None:
-    """Do nothing: a lock holds no resources."""
 
 
 def _use_of(state: State) -> SandboxUse:

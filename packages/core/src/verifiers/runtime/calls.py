@@ -226,16 +226,17 @@ def settle(
 class PerLoop(Generic[T]):
     """A resource per running event loop, closed when that loop shuts down.
 
-    ``make()`` runs inside the loop on first use there; ``close(resource)`` is awaited in the same
-    loop. One client object can thereby serve many blocking calls, each with a private loop, from
-    any thread. ``aclose`` closes the resource; otherwise the loop's ``shutdown_asyncgens`` does
-    (called by ``asyncio.run`` and by blocking calls), because an asynchronous generator owns the
-    resource. A loop that is closed without it drops its resource unclosed.
+    ``make()`` runs inside the loop on first use there; ``close(resource)``, if there is anything to
+    close, is awaited in the same loop. One client object can thereby serve many blocking calls,
+    each with a private loop, from any thread. ``aclose`` closes the resource; otherwise the loop's
+    ``shutdown_asyncgens`` does (called by ``asyncio.run`` and by blocking calls), because an
+    asynchronous generator owns the resource. A loop that is closed without it drops its resource
+    unclosed.
     """
 
     __slots__ = ("_close", "_make", "_resources")
 
-    def __init__(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]]):
+    def __init__(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]] | None = None):
         self._make = make
         self._close = close
         self._resources: dict[asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None, None]]] = {}
@@ -274,4 +275,5 @@ class PerLoop(Generic[T]):
             yield
         finally:
             resource, _ = self._resources.pop(loop)
-            await self._close(resource)
+            if self._close is not None:
+                await self._close(resource)

@@ -18,11 +18,7 @@ MAX_OPENING = 32
 service's delay."""
 
 
-async def _nothing_to_close(_: asyncio.Semaphore) -> None:
-    """Do nothing: a semaphore holds no resources."""
-
-
-_turns = PerLoop(lambda: asyncio.Semaphore(MAX_OPENING), _nothing_to_close)
+_turns = PerLoop(lambda: asyncio.Semaphore(MAX_OPENING))
 
 
 @contextlib.asynccontextmanager
