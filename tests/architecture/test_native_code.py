@@ -24,7 +24,6 @@ NAMED_BY_DATA = {
     "verifiers/environments/integrations/__init__.py": 1,
     "verifiers/environments/integrations/extras.py": 1,  # the package of an extra
     "verifiers/environments/registry.py": 1,  # the environment that the user names
-    "verifiers_integrations/inspect_messages.py": 1,  # an extra
     "verifiers/rubrics/__init__.py": 1,
     "verifiers/rubrics/math_verification.py": 2,  # the engine that is installed
     "verifiers/runs/notebook.py": 1,  # an extra

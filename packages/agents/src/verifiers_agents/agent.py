@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import read_json
@@ -115,7 +114,8 @@ def find_agent(name: str) -> Agent:
     name = name.partition("@")[0]
     if name in programs.BUILTIN:
         return Agent(name, **programs.BUILTIN[name])
-    points = {point.name: point for point, _ in _of_distributions()}
+    readable = (entry for entry in entry_points(ENTRY_POINTS) if not isinstance(entry, Broken))
+    points = {point.name: point for point, _ in readable}
     if name in points:
         agent = points[name].load()
         if not isinstance(agent, Agent):
@@ -129,14 +129,6 @@ def find_agent(name: str) -> Agent:
         f" {', '.join(names)}{closest(name, names)}",
         key="agent",
     )
-
-
-def _of_distributions() -> list[Any]:
-    return [
-        entry_point
-        for entry_point in entry_points(ENTRY_POINTS)
-        if not isinstance(entry_point, Broken)
-    ]
 
 
 def agents_folder() -> Path:

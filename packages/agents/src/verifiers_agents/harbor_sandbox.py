@@ -137,18 +137,11 @@ class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed
     async def _layer(self, force_build: bool) -> building.Layer:
         async with _BUILDING:
             if force_build or self.environment_id not in _LAYERS:
-                _LAYERS[self.environment_id] = await self._built()
+                limit_s = self.task_env_config.build_timeout_sec
+                _LAYERS[self.environment_id] = await building.layer_of(
+                    self._build, self._open, self.environment_name, limit_s
+                )
             return _LAYERS[self.environment_id]
-
-    async def _built(self) -> building.Layer:
-        if not building.needs_sandbox(self._build):
-            return await asyncio.to_thread(building.copied_files, self._build)
-        session = await self._open()
-        try:
-            limit_s = self.task_env_config.build_timeout_sec
-            return await building.built_files(session, self._build, self.environment_name, limit_s)
-        finally:
-            await session.close()
 
     # --- commands and files -----------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import threading
+from typing import Any
 
 CHUNK = 65536
 HEAD = struct.Struct("<Q")
@@ -107,33 +108,32 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
         source.close()
 
 
-def run(settings: dict[str, object]) -> dict[str, object]:
+def run(settings: dict[str, Any]) -> dict[str, object]:
     """Run the agent to its end; returns the report."""
-    log = Log(str(settings["log"]), int(str(settings["max_log_bytes"])))
+    log = Log(settings["log"], settings["max_log_bytes"])
     if settings["socket"] is not None:
-        forward(int(str(settings["port"])), str(settings["socket"]))
-    argv = [str(word) for word in _list(settings["argv"])]
-    env = {**os.environ, "PWD": str(settings["cwd"]), **_dict(settings["env"])}
+        forward(settings["port"], settings["socket"])
+    env = {**os.environ, "PWD": settings["cwd"], **settings["env"]}
     try:
         agent = subprocess.Popen(
-            argv,
+            settings["argv"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            cwd=str(settings["cwd"]),
+            cwd=settings["cwd"],
             env=env,
             start_new_session=True,
             bufsize=0,
         )
     except (OSError, ValueError) as error:
         return {"failed": f"{type(error).__name__}: {error}"}
-    flooded = _read(agent, log, int(str(settings["max_output_bytes"])))
+    flooded = _read(agent, log, settings["max_output_bytes"])
     if flooded:
         os.killpg(agent.pid, signal.SIGKILL)
     return {
         "exit_code": agent.wait(),
         "flooded": flooded,
-        "left": left_processes(agent.pid, bool(settings["alone"])),
+        "left": left_processes(agent.pid, settings["alone"]),
     }
 
 
@@ -174,16 +174,6 @@ def left_processes(session: int, alone: bool) -> list[str]:
         if state not in "ZX" and int(pid) not in excluded and (alone or int(of_session) == session):
             names.append(head.partition("(")[2])
     return names
-
-
-def _list(value: object) -> list[object]:
-    assert isinstance(value, list)
-    return value
-
-
-def _dict(value: object) -> dict[str, str]:
-    assert isinstance(value, dict)
-    return value
 
 
 def main() -> None:

@@ -9,9 +9,11 @@ peer.
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ import numpy as np
 from verifiers.clients.protocol import ClientLike
 from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
+from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError
 from verifiers.results.rows import output_to_state
 from verifiers.rollouts.rollout import Rollout
@@ -35,9 +38,11 @@ __all__ = [
     "ExportSample",
     "TokenClient",
     "Worth",
+    "environment",
     "export_samples",
     "generate_group",
     "group_worth",
+    "known_metrics",
     "limit",
     "offline_groups",
     "peer_task",
@@ -75,16 +80,8 @@ class ExportSample:
 
     def masked(self) -> ExportSample:
         """Return the same tokens with all of them masked."""
-        zeros = [0] * len(self.response_ids)
-        return ExportSample(
-            self.prompt_ids,
-            self.response_ids,
-            zeros,
-            [0.0] * len(zeros),
-            self.versions,
-            self.temperature,
-            self.is_last,
-        )
+        length = len(self.response_ids)
+        return replace(self, response_mask=[0] * length, logprobs=[0.0] * length)
 
 
 def export_samples(
@@ -168,7 +165,20 @@ def group_worth(rollouts: Sequence[Mapping[str, Any]], default: float | None = N
     return result
 
 
-# --- rows -----------------------------------------------------------------------------------------
+def known_metrics(rollout: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a rollout without those that are unknown."""
+    return {
+        name: float(value) for name, value in rollout["metrics"].items() if not math.isnan(value)
+    }
+
+
+# --- environments and their rows ------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=32)
+def environment(env_id: str, env_args: str) -> Environment:
+    """Load an environment, once per id and arguments, which are JSON; a batch may have several."""
+    return load_environment(env_id, **json.loads(env_args))
 
 
 def peer_task(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,21 +7,20 @@ it imports itself.
 
 from __future__ import annotations
 
-import importlib
 import json
-import logging
 from collections.abc import Mapping, Sequence
-from importlib import metadata, util
-from types import ModuleType
 from typing import Any
 
 from verifiers.data.messages import message_text
 from verifiers.runtime.decoding import decode_message
 from verifiers.runtime.install_lines import install_line
 from verifiers.types import Message, ToolCall
+from verifiers_integrations.peers import Peer
 
-VERSIONS = ("0.3.285",)
-"""Versions of inspect-ai this was run with."""
+load = Peer(
+    "inspect_ai", "inspect-ai", ("0.3.285",), lambda: install_line("verifiers", "inspect")
+).load
+"""A module of Inspect, ``load("log")``. *Raises* ImportError that says what to install."""
 STOP_REASONS = {
     "length": "max_tokens",
     "tool_calls": "tool_calls",
@@ -29,27 +28,6 @@ STOP_REASONS = {
     "abort": "unknown",
 }
 FINISH_REASONS = {"max_tokens": "length", "model_length": "length", "tool_calls": "tool_calls"}
-
-log = logging.getLogger(__name__)
-_warned = False
-
-
-def load(module: str) -> ModuleType:
-    """A module of Inspect, ``load("log")``. *Raises* ImportError that says what to install."""
-    global _warned
-    if util.find_spec("inspect_ai") is None:
-        raise ImportError(
-            f"inspect_ai is not installed: {install_line('verifiers', 'inspect')}",
-            name="inspect_ai",
-        )
-    try:
-        version = metadata.version("inspect-ai")
-    except metadata.PackageNotFoundError:  # a checkout on the path
-        version = VERSIONS[-1]
-    if version not in VERSIONS and not _warned:
-        _warned = True
-        log.warning("inspect-ai is %s; this adapter was run with %s", version, ", ".join(VERSIONS))
-    return importlib.import_module(f"inspect_ai.{module}".rstrip("."))
 
 
 def to_chat(messages: Sequence[Mapping[str, Any]] | str) -> list[Any]:
@@ -138,11 +116,8 @@ def to_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Any]:
 def from_assistant(reply: Any) -> Message:
     """Convert an Inspect assistant message to ours."""
     message = Message(role="assistant", content=reply.text)
-    if _has_parts(reply):
-        reasoning = [part.reasoning for part in reply.content if part.type == "reasoning"]
-    else:
-        reasoning = []
-    if reasoning:
+    parts = reply.content if isinstance(reply.content, list) else []
+    if reasoning := [part.reasoning for part in parts if part.type == "reasoning"]:
         message["reasoning_content"] = "\n".join(reasoning)
     if reply.tool_calls:
         message["tool_calls"] = [
@@ -150,7 +125,3 @@ def from_assistant(reply: Any) -> Message:
         ]
         message["content"] = reply.text or None
     return message
-
-
-def _has_parts(reply: Any) -> bool:
-    return isinstance(reply.content, list)

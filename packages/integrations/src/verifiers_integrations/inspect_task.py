@@ -70,10 +70,8 @@ class InspectClient:
             raise ModelError(f"Inspect's model failed: {type(error).__name__}: {error}") from error
         if not output.choices:
             raise ModelError(f"Inspect's model gave no choice: {output.error or 'no reason given'}")
-        if output.usage:
-            usage = Usage(output.usage.input_tokens, output.usage.output_tokens)
-        else:
-            usage = Usage()
+        used = output.usage
+        usage = Usage(used.input_tokens, used.output_tokens) if used else Usage()
         finish = FINISH_REASONS.get(output.stop_reason, "stop")
         return Response(
             from_assistant(output.message), finish, usage, model=output.model or request.model

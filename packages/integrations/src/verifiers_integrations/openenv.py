@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import WSMsgType, web
 
+from verifiers.clients.payload import chat_messages
 from verifiers.data.messages import message_text
 from verifiers.errors import ConfigError, VerifiersError
 from verifiers.results.rows import json_ready
@@ -172,10 +173,7 @@ class Session:
         return self._ended(self._rollout.result())
 
     def _asks(self, request: ModelRequest) -> dict[str, Any]:
-        if not isinstance(request.prompt, str):
-            prompt = request.prompt
-        else:
-            prompt = [{"role": "user", "content": request.prompt}]
+        prompt = chat_messages(request.prompt)
         follows = [_plain(message) for message in prompt[: len(self._seen)]] == [
             _plain(seen) for seen in self._seen
         ]
@@ -240,31 +238,31 @@ class EnvServer:
         await self.env.aclose()
 
     async def _health(self, _: web.Request) -> web.Response:
-        return _json({"status": "healthy"})
+        return web.json_response({"status": "healthy"})
 
     async def _names(self, _: web.Request) -> web.Response:
-        return _json([self.name])
+        return web.json_response([self.name])
 
     async def _metadata(self, _: web.Request) -> web.Response:
         about = (type(self.env).__doc__ or "").strip().partition("\n")[0]
-        return _json(
+        return web.json_response(
             {"name": self.name, "description": about, "version": self.env.env_version or None}
         )
 
     async def _schema(self, _: web.Request) -> web.Response:
-        return _json(
+        return web.json_response(
             {"action": ACTION_SCHEMA, "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA}
         )
 
     async def _no_session(self, request: web.Request) -> web.Response:
-        return _json(
+        return web.json_response(
             {"detail": f"{request.path} has no session; use the WebSocket at /ws"}, status=501
         )
 
     async def _splits(self, _: web.Request) -> web.Response:
         sets = {"train": self.env.dataset, "eval": self.env.eval_dataset}
         kinds = {"train": "train", "eval": "validation"}
-        return _json(
+        return web.json_response(
             [{"name": name, "type": kinds[name]} for name, rows in sets.items() if rows is not None]
         )
 
@@ -276,13 +274,13 @@ class EnvServer:
             rows = rows_of(self.env, str(body.get("split", "train")))
             route = request.path.rpartition("/")[2]
             if route == "num_tasks":
-                return _json({"num_tasks": len(rows)})
+                return web.json_response({"num_tasks": len(rows)})
             if route == "task":
-                return _json({"task": _task(rows, int(body["index"]))})
+                return web.json_response({"task": _task(rows, int(body["index"]))})
             first, end, _ = slice(body.get("start"), body.get("stop")).indices(len(rows))
-            return _json({"tasks": [_task(rows, index) for index in range(first, end)]})
+            return web.json_response({"tasks": [_task(rows, index) for index in range(first, end)]})
         except (BadMessage, KeyError, TypeError, ValueError) as error:
-            return _json({"detail": str(error)}, status=400)
+            return web.json_response({"detail": str(error)}, status=400)
 
     async def _session(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=30)
@@ -359,10 +357,6 @@ async def _answer_to(text: str, session: Session) -> dict[str, Any] | None:
 
 def _error(message: str, code: str) -> dict[str, Any]:
     return {"type": "error", "data": {"message": message, "code": code}}
-
-
-def _json(value: object, status: int = 200) -> web.Response:
-    return web.json_response(value, status=status)
 
 
 def rows_of(env: Environment, split: str) -> Any:

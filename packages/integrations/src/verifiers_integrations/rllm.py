@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
 
+from verifiers.data.messages import field
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, OverlongPromptError
 from verifiers.results.run_metadata import successes
-from verifiers_integrations.common import generate_group, limit, row_of, worth
+from verifiers_integrations.common import generate_group, known_metrics, limit, row_of, worth
 from verifiers_integrations.peers import Peer
 from verifiers_integrations.token_client import TokenClient
 
@@ -209,21 +209,14 @@ def _to_response(output: Any) -> dict[str, Any]:
 
 def _call(call: object, number: int) -> dict[str, Any]:
     """Convert a tool call (an object of rLLM, of OpenAI, or a dict) to the wire format."""
-
-    def get(holder: object, name: str) -> Any:
-        return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
-
-    function = get(call, "function") or call
-    name, arguments = (
-        (function, get(call, "arguments")) if isinstance(function, str) else (None, None)
-    )
-    name, arguments = (
-        name or get(function, "name"),
-        arguments if name else get(function, "arguments"),
-    )
+    function = field(call, "function") or call
+    if isinstance(function, str):
+        name, arguments = function, field(call, "arguments")
+    else:
+        name, arguments = field(function, "name"), field(function, "arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
     return {
-        "id": get(call, "id") or f"call-{number}",
+        "id": field(call, "id") or f"call-{number}",
         "type": "function",
         "function": {"name": name, "arguments": text},
     }
@@ -238,15 +231,12 @@ def to_episode(rollout: Mapping[str, Any], env: Environment, task: object, uid: 
     types, value = RLLM.load("agents.agent"), worth(rollout)
     steps = [] if value.is_masked else [_step(types.Step, step) for step in rollout["trajectory"]]
     trajectory = types.Trajectory(name=TRAJECTORY, steps=steps, reward=value.reward)
-    metrics = {
-        name: number for name, number in rollout["metrics"].items() if not math.isnan(number)
-    }
     return types.Episode(
         id=uid,
         task=task,
         is_correct=not value.is_unscored and successes([rollout], env.pass_threshold) == [1.0],
         trajectories=[trajectory],
-        metrics=metrics | value.metrics,
+        metrics=known_metrics(rollout) | value.metrics,
         termination_reason=_reason(rollout, env),
     )
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,14 +27,15 @@ from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.protocol import ClientLike
 from verifiers.data.chat_template import rendered
 from verifiers.environments.base import Environment
-from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, RunError
 from verifiers.types import ModelRequest, Response
 from verifiers_integrations.common import (
     ExportSample,
+    environment,
     export_samples,
     generate_group,
     group_worth,
+    known_metrics,
     row_of,
 )
 from verifiers_integrations.peers import Peer, beside_trainer
@@ -67,12 +67,6 @@ OFF: dict[str, tuple[Any, ...]] = {
 """Values that disable a sampling argument."""
 
 log = logging.getLogger(__name__)
-
-
-@functools.lru_cache(maxsize=32)
-def environment(env_id: str, env_args: str) -> Environment:
-    """Load an environment, once per id and arguments; a batch may have several."""
-    return load_environment(env_id, **json.loads(env_args))
 
 
 # --- the generator --------------------------------------------------------------------------------
@@ -175,10 +169,8 @@ class _Generator:
         for rollout, worth in zip(rollouts, group_worth(rollouts), strict=True):
             samples = export_samples(rollout, temperature) or [self._empty_sample(rollout, env)]
             samples = [sample.masked() for sample in samples] if worth.is_masked else samples
-            metrics = {
-                name: float(value) for name, value in rollout["metrics"].items() if value == value
-            }
-            metrics |= {**worth.metrics, "vf_error": float(rollout["error"] is not None)}
+            metrics = known_metrics(rollout) | worth.metrics
+            metrics |= {"vf_error": float(rollout["error"] is not None)}
             details = rollout["error"]
             error = None if details is None else f"{details['error']}: {details['message']}"
             stop = "length" if rollout["is_truncated"] else "error" if error else "stop"

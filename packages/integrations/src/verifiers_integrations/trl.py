@@ -45,8 +45,6 @@ from verifiers_integrations.token_client import served_generate
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-    from verifiers.clients.protocol import ClientLike
-
 TRL = Peer("trl", "trl", ("1.16.0",), lambda: install_line("verifiers-trainer", "trl"))
 ROW = "vf_row"
 """Field of the first message of a prompt with the key of its row: different rows may have the same
@@ -75,13 +73,9 @@ def to_dataset(env: Environment, split: str = "train", max_samples: int | None =
     rows = []
     for task in _tasks(env, max_samples)[split]:
         if isinstance(task["prompt"], list):
-            prompt = [dict(message) for message in task["prompt"]]
-        else:
-            prompt = task["prompt"]
-        if isinstance(prompt, list):
-            prompt[0][ROW] = f"{split}:{task['example_id']}"
+            task["prompt"][0][ROW] = f"{split}:{task['example_id']}"
         columns = {name: task[name] for name in ("answer", "task", "example_id")}
-        rows.append({"prompt": prompt, "info": json.dumps(task["info"]), **columns})
+        rows.append({"prompt": task["prompt"], "info": json.dumps(task["info"]), **columns})
     return Dataset.from_list(rows)
 
 

@@ -428,8 +428,6 @@ def _node(
         "semantic_parents": [],
         "message": message,
         "sampled": False,
-    }
-    node |= {
         "timestamp": time.time(),
         "token_ids": [*prompt_ids, *sampled],
         "mask": mask,
@@ -449,8 +447,6 @@ def _call(step: Mapping[str, Any], node: int, request: RunRequest) -> dict[str, 
         "model": request.model,
         "sampling": request.sampling,
         "endpoint": "/chat/completions",
-    }
-    call |= {
         "finish_reason": reason if reason in ("stop", "length", "tool_calls") else None,
         "time": {},
     }

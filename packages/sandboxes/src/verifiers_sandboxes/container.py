@@ -110,10 +110,7 @@ class ContainerBackend(ProbedBackend):
         return shutil.which(self.program)
 
     async def open(self, spec: SandboxSpec) -> Session:
-        spec.refuse_root(self.name)
-        spec.refuse_mounts(self.name)
-        if not self.network:
-            spec.refuse_network(self.name)
+        spec.check_capabilities(self.name, self.capabilities)
         require(spec.packages)
         if (program := self.find()) is None:
             raise SandboxUnavailable(

@@ -79,8 +79,7 @@ class RemoteBackend(ProbedBackend):
         """Create a machine that the service itself ends after ``spec.wall_s`` seconds."""
 
     async def open(self, spec: SandboxSpec) -> Session:
-        spec.refuse_root(self.name)
-        spec.refuse_mounts(self.name)
+        spec.check_capabilities(self.name, self.capabilities)
         if importlib.util.find_spec(self.package) is None:
             raise SandboxUnavailable(
                 f"The package {self.distribution!r} is not installed; pip install"

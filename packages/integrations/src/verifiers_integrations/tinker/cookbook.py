@@ -15,8 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verifiers.environments.registry import load_environment
-from verifiers_integrations.common import Worth, generate_group, group_worth, record_of, row_of
+from verifiers_integrations.common import (
+    environment,
+    generate_group,
+    group_worth,
+    known_metrics,
+    record_of,
+    row_of,
+)
 from verifiers_integrations.peers import Peer, beside_trainer
 from verifiers_integrations.tinker.client import TINKER, TinkerClient
 
@@ -38,7 +44,8 @@ def to_trajectory_group(rollouts: Sequence[Mapping[str, Any]]) -> Any:
         trajectories_G=[_trajectory(rollout) for rollout in rollouts],
         final_rewards_G=[mean if value.is_masked else value.reward for value in values],
         metrics_G=[
-            _metrics(rollout, value) for rollout, value in zip(rollouts, values, strict=True)
+            known_metrics(rollout) | value.metrics
+            for rollout, value in zip(rollouts, values, strict=True)
         ],
     )
 
@@ -62,13 +69,6 @@ def _trajectory(rollout: Mapping[str, Any]) -> Any:
     return types.Trajectory(transitions=transitions, final_ob=sdk.ModelInput.from_ints(last))
 
 
-def _metrics(rollout: Mapping[str, Any], value: Worth) -> dict[str, float]:
-    metrics = {
-        name: float(number) for name, number in rollout["metrics"].items() if number == number
-    }
-    return metrics | value.metrics
-
-
 @dataclass(frozen=True, slots=True)
 class VerifiersGroupBuilder:
     """A group to generate: environment id, row and number of siblings. Plain values, so it can be
@@ -84,19 +84,10 @@ class VerifiersGroupBuilder:
         self, client: TinkerClient, sampling_args: Mapping[str, Any] | None = None
     ) -> Any:
         """Generate the group with the policy of ``client``; return its ``TrajectoryGroup``."""
-        env = _environment(self.env_id, json.dumps(self.env_args, sort_keys=True))
+        env = environment(self.env_id, json.dumps(self.env_args, sort_keys=True))
         rows = [row_of(self.row, env.message_type)] * self.group_size
         return to_trajectory_group(
             await generate_group(
                 env, rows, client, client.model, dict(sampling_args or {}), self.max_retries
             )
         )
-
-
-_environments: dict[tuple[str, str], Any] = {}
-
-
-def _environment(env_id: str, env_args: str) -> Any:
-    if (env_id, env_args) not in _environments:
-        _environments[env_id, env_args] = load_environment(env_id, **json.loads(env_args))
-    return _environments[env_id, env_args]

@@ -40,7 +40,7 @@ class Bubblewrap(ProbedBackend):
         self._command = command
 
     async def open(self, spec: SandboxSpec) -> Session:
-        spec.refuse_network(self.name)
+        spec.check_capabilities(self.name, self.capabilities)
         require(spec.packages)
         mounts = tuple(spec.mounts.items())
         if spec.root is not None:

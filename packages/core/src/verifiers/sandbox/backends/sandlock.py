@@ -58,9 +58,7 @@ class Sandlock(ProbedBackend):
     answered = "a supervised session answered and could not access the host"
 
     async def open(self, spec: SandboxSpec) -> Session:
-        spec.refuse_root(self.name)
-        spec.refuse_mounts(self.name)
-        spec.refuse_network(self.name)
+        spec.check_capabilities(self.name, self.capabilities)
         if importlib.util.find_spec("sandlock") is None:
             raise SandboxUnavailable("The package 'sandlock' is not installed", names=[self.name])
         require(spec.packages)

@@ -45,8 +45,7 @@ class UnsafeSubprocess:
         return Availability(True, "a child process can always be started; it provides no isolation")
 
     async def open(self, spec: SandboxSpec) -> Session:
-        spec.refuse_root(self.name)
-        spec.refuse_mounts(self.name)
+        spec.check_capabilities(self.name, self.capabilities)
         require(spec.packages)
         if not self._warned:
             self._warned = True
