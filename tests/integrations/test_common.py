@@ -27,7 +27,7 @@ from verifiers_integrations.common import (
 )
 from verifiers_integrations.peers import Peer, beside_trainer
 from verifiers_integrations.trajectories import read_trajectories, write_trajectories
-from verifiers_trainer.algorithm.samples import merge_turns
+from verifiers_trainer.algorithm.samples import rollout_samples
 
 ADAPTERS = ["common", "token_client", "offline", "peers", "trl", "prime_rl", "rllm"]
 CORE_ADAPTERS = ["inspect", "inspect_task", "trajectories"]
@@ -164,7 +164,7 @@ async def test_trajectories_go_through_a_file_to_groups_unchanged(engine, tmp_pa
 
 
 def _merged(turns):
-    (sample,) = merge_turns(turns)
+    (sample,) = rollout_samples(turns, 0.0).samples
     return sample
 
 

@@ -26,11 +26,13 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_losses.json").
 EVERY_AGGREGATION = pytest.mark.parametrize("name", list(AGGREGATIONS))
 
 
-def sample(
-    trained: int, rollout: int = 0, group: int = 0, prompt: int = 1, live: bool = True
-) -> Sample:
+def sample(trained: int, rollout: int = 0, group: int = 0, prompt: int = 1) -> Sample:
     turn = Turn(np.ones(prompt), np.full(trained, 5), np.full(trained, -1.0))
-    return rollout_samples([turn], 1.0, rollout=rollout, group=group, live=live).samples[0]
+    return rollout_samples([turn], 1.0, rollout=rollout, group=group).samples[0]
+
+
+def masked(sample: Sample) -> Sample:
+    return replace(sample, loss_mask=np.zeros(sample.num_tokens, bool))
 
 
 @pytest.mark.parametrize("loss_name", ["ppo", "cispo", "gspo"])
@@ -65,7 +67,7 @@ def test_prompt_mean_gives_every_group_the_same_weight():
     samples = [sample(2, 0, 0), sample(6, 1, 0), sample(1, 2, 1)]
     result = step_weights(samples, "prompt_mean")
     assert [w.max() for w in result.weights] == pytest.approx([1 / 16, 1 / 16, 1 / 2])
-    assert (result.num_tokens, result.num_rollouts, result.num_groups) == (9, 3, 2)
+    assert result.num_tokens == 9
 
 
 @pytest.mark.parametrize("name", ["token_mean", "sequence_mean", "prompt_mean"])
@@ -78,7 +80,7 @@ def test_means_sum_to_one_over_the_step(name):
 def test_a_forked_rollout_counts_once_and_its_samples_share_its_weight(name):
     forked = step_weights([sample(4, 0), sample(2, 0), sample(6, 1)], name, max_len=10)
     unforked = step_weights([sample(6, 0), sample(6, 1)], name, max_len=10)
-    assert forked.num_rollouts == unforked.num_rollouts == 2
+    assert forked.num_tokens == unforked.num_tokens == 12
     assert forked.weights[0].sum() + forked.weights[1].sum() == pytest.approx(
         unforked.weights[0].sum()
     )
@@ -87,24 +89,25 @@ def test_a_forked_rollout_counts_once_and_its_samples_share_its_weight(name):
 
 @EVERY_AGGREGATION
 def test_what_carries_no_loss_is_in_no_denominator(name):
-    live = [sample(3, 0, 0), sample(2, 1, 0)]
-    dead = [sample(5, 2, 1, live=False), sample(9, 3, 1, live=False)]
-    masked = sample(4, 4, 2)
-    masked.loss_mask[:] = False
-    alone = step_weights(live, name, max_len=10)
-    among = step_weights([dead[0], *live, dead[1], masked], name, max_len=10)
+    trained = [sample(3, 0, 0), sample(2, 1, 0)]
+    of_the_group, others = (
+        masked(sample(4, 4, 0)),
+        [masked(sample(5, 2, 1)), masked(sample(9, 3, 1))],
+    )
+    alone = step_weights(trained, name, max_len=10)
+    among = step_weights([others[0], *trained, others[1], of_the_group], name, max_len=10)
     for weight, expected in zip(among.weights[1:3], alone.weights, strict=True):
         np.testing.assert_array_equal(weight, expected)
     assert not any(among.weights[i].any() for i in (0, 3, 4))
-    assert (among.num_tokens, among.num_rollouts, among.num_groups) == (5, 2, 1)
+    assert among.num_tokens == 5
 
 
 @EVERY_AGGREGATION
 def test_a_step_without_kept_tokens_is_no_signal(name):
-    result = step_weights([sample(3, live=False)], name, max_len=10)
-    assert result.no_signal
+    result = step_weights([masked(sample(3))], name, max_len=10)
+    assert result.num_tokens == 0
     assert not result.weights[0].any()
-    assert step_weights([], name, max_len=10).no_signal
+    assert step_weights([], name, max_len=10).num_tokens == 0
 
 
 def test_wrong_names_and_a_missing_length_say_what_to_do():
@@ -119,7 +122,7 @@ def test_wrong_names_and_a_missing_length_say_what_to_do():
 
 def ragged_samples(model, count: int = 13) -> list[Sample]:
     """Rollouts of 4 to 23 tokens in three groups, sampled by a policy near ``model``, on which the
-    log-probability forward is installed. Rollout 1 is forked, rollout 2 not live."""
+    log-probability forward is installed. Rollout 1 is forked, rollout 2 carries no loss."""
     install_logprob_forward(model)
     rng = np.random.default_rng(0)
     samples: list[Sample] = []
@@ -131,14 +134,9 @@ def ragged_samples(model, count: int = 13) -> list[Sample]:
             )
             turns.append(Turn(prompt, completion, -rng.uniform(0.1, 3.0, len(completion))))
         made = rollout_samples(
-            turns,
-            float(rng.normal()),
-            rollout=rollout,
-            group=rollout // 5,
-            temperature=0.7,
-            live=rollout != 2,
+            turns, float(rng.normal()), rollout=rollout, group=rollout // 5, temperature=0.7
         )
-        for sample in made.samples:
+        for sample in map(masked, made.samples) if rollout == 2 else made.samples:
             with torch.no_grad():
                 out = model(
                     input_ids=torch.from_numpy(sample.token_ids).long(), inv_temperature=1 / 0.7
@@ -245,13 +243,13 @@ def test_a_denominator_of_each_row_would_depend_on_layout():
 def test_dead_masked_and_filler_rows_leave_the_gradient_untouched():
     model = tiny_gpt2()
     samples = ragged_samples(model)
-    without = [s for s in samples if s.live]
+    without = [s for s in samples if s.num_trained]
     reference = step_gradient(model, without, "token_mean", max_tokens=64)
     assert torch.allclose(
         step_gradient(model, samples, "token_mean", max_tokens=64), reference, rtol=0, atol=0
     )
     nothing = step_gradient(
-        model, [s for s in samples if not s.live], "token_mean", max_tokens=64, world=2
+        model, [s for s in samples if not s.num_trained], "token_mean", max_tokens=64, world=2
     )
     assert not nothing.any()
     # the filler reached every parameter, as sharded training needs

@@ -16,7 +16,7 @@ from verifiers.types import ResponseTokens
 from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.algorithm.group import apply_length_rules
 from verifiers_trainer.algorithm.losses import LossInput, Objective, resolve_loss
-from verifiers_trainer.algorithm.samples import merge_turns
+from verifiers_trainer.algorithm.samples import rollout_samples
 from verifiers_trainer.algorithm.statistics import reward_histogram
 from verifiers_trainer.settings.config import RLConfig
 
@@ -279,11 +279,11 @@ def test_a_prefix_shared_with_a_removed_turn_is_not_one_of_the_turn_before():
     state = state_of(([1, 2], [3]), ([7, 8, 9, 9], [6]), ([7, 8, 9, 9, 6, 5], [4]), drop=(1,))
     first, third = state.rollout().turns
     assert state["trajectory"][1]["tokens"].shared == 5
-    assert len(merge_turns([first, third])) == 2
+    assert len(rollout_samples([first, third], 0.0).samples) == 2
     third.settle()
     # the fault: linked to another turn
     third.token_parent, third.num_shared = first, first.num_tokens
-    assert len(merge_turns([first, third])) == 1
+    assert len(rollout_samples([first, third], 0.0).samples) == 1
 
 
 def test_steps_without_tokens_are_no_turns():

@@ -14,7 +14,6 @@ from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.samples import (
     NOT_SAMPLED,
     is_overlong,
-    merge_turns,
     rollout_samples,
 )
 
@@ -27,10 +26,14 @@ def turn(prompt, completion, version=0, **fields) -> Turn:
     )
 
 
+def merged(turns):
+    return rollout_samples(turns, 0.0).samples
+
+
 def test_turns_that_extend_each_other_become_one_sample():
     first = turn([1, 15, 9], [7, END], version=4)
     second = turn([1, 15, 9, 7, END, 30, 31], [8, 8, END], version=5)
-    (sample,) = merge_turns([first, second])
+    (sample,) = merged([first, second])
     assert sample.token_ids.tolist() == [1, 15, 9, 7, END, 30, 31, 8, 8, END]
     assert sample.loss_mask.tolist() == [False] * 3 + [True] * 2 + [False] * 2 + [True] * 3
     assert sample.versions.tolist() == [NOT_SAMPLED] * 3 + [4, 4] + [NOT_SAMPLED] * 2 + [5, 5, 5]
@@ -52,7 +55,7 @@ def test_a_template_that_drops_earlier_thoughts_forks():
     think, close = 40, 41
     first = turn([1, 15], [think, 50, close, 7, END])
     second = turn([1, 15, 7, END, 30], [8, END])  # the server's prompt no longer holds the thought
-    samples = merge_turns([first, second])
+    samples = merged([first, second])
     assert [s.token_ids.tolist() for s in samples] == [
         [1, 15, 40, 50, 41, 7, 2],
         [1, 15, 7, 2, 30, 8, 2],
@@ -66,7 +69,7 @@ def test_a_template_that_drops_earlier_thoughts_forks():
 def test_interleaved_conversations_find_their_own_sample():
     ada = [turn([1, 10], [3, END]), turn([1, 10, 3, END, 11], [4, END])]
     bob = [turn([1, 20], [5, END]), turn([1, 20, 5, END, 21], [6, END])]
-    samples = merge_turns([ada[0], bob[0], ada[1], bob[1]])
+    samples = merged([ada[0], bob[0], ada[1], bob[1]])
     assert [s.token_ids.tolist() for s in samples] == [
         [1, 10, 3, 2, 11, 4, 2],
         [1, 20, 5, 2, 21, 6, 2],
@@ -74,22 +77,22 @@ def test_interleaved_conversations_find_their_own_sample():
 
 
 def test_a_turn_that_goes_on_without_new_prompt_tokens_merges():
-    (sample,) = merge_turns([turn([1, 5], [6, 7], is_truncated=True), turn([1, 5, 6, 7], [8, END])])
+    (sample,) = merged([turn([1, 5], [6, 7], is_truncated=True), turn([1, 5, 6, 7], [8, END])])
     assert sample.loss_mask.tolist() == [False, False, True, True, True, True]
 
 
 def test_a_second_answer_to_the_same_prompt_forks():
-    samples = merge_turns([turn([1, 5], [6]), turn([1, 5], [7])])
+    samples = merged([turn([1, 5], [6]), turn([1, 5], [7])])
     assert [s.token_ids.tolist() for s in samples] == [[1, 5, 6], [1, 5, 7]]
 
 
 def test_an_end_token_equal_to_the_pad_token_is_trained():
-    (sample,) = merge_turns([turn([END, END, 5], [6, END])])
+    (sample,) = merged([turn([END, END, 5], [6, END])])
     assert sample.loss_mask.tolist() == [False, False, False, True, True]
 
 
 def test_versions_may_change_inside_a_completion():
-    (sample,) = merge_turns([turn([1], [5, 6, 7], version=np.array([3, 3, 4]))])
+    (sample,) = merged([turn([1], [5, 6, 7], version=np.array([3, 3, 4]))])
     assert sample.versions.tolist() == [NOT_SAMPLED, 3, 3, 4]
     assert sample.oldest_version == 3
 
@@ -99,20 +102,20 @@ def test_turns_merge_alike_whether_they_are_linked_or_compared():
     grown = [1, 15, 9, 7, END, 30]
     diverged = [1, 15, 9, 8, END, 30]
     for previous in (None, first):
-        assert len(merge_turns([first, turn(grown, [4], previous=previous)])) == 1
-        assert len(merge_turns([first, turn(diverged, [4], previous=previous)])) == 2
+        assert len(merged([first, turn(grown, [4], previous=previous)])) == 1
+        assert len(merged([first, turn(diverged, [4], previous=previous)])) == 2
 
 
 def test_a_link_speaks_of_its_own_parent_only():
     first, second = turn([1, 10], [3, END]), turn([1, 20], [5, END])
     third = turn([1, 20, 5, END, 21], [6], previous=first)
     assert third.num_shared == 1
-    assert [len(s.token_ids) for s in merge_turns([first, second, third])] == [4, 6]
+    assert [len(s.token_ids) for s in merged([first, second, third])] == [4, 6]
 
 
 def test_completions_that_are_empty_carry_nothing_and_break_nothing():
-    assert merge_turns([turn([1, 5], [])]) == []
-    (sample,) = merge_turns([turn([1, 5], []), turn([1, 5, 9], [6])])
+    assert merged([turn([1, 5], [])]) == ()
+    (sample,) = merged([turn([1, 5], []), turn([1, 5, 9], [6])])
     assert sample.loss_mask.tolist() == [False, False, False, True]
 
 
@@ -139,12 +142,7 @@ def test_a_rollout_gives_its_samples_one_advantage_and_one_identity():
     assert (result.excluded, result.num_forks) == (None, 1)
     for sample in result.samples:
         np.testing.assert_allclose(sample.advantages, 0.25 * sample.loss_mask)
-        assert (sample.rollout, sample.group, sample.inv_temperature, sample.live) == (
-            3,
-            1,
-            2.0,
-            True,
-        )
+        assert (sample.rollout, sample.group, sample.inv_temperature) == (3, 1, 2.0)
 
 
 def test_credit_per_turn_follows_the_turn_into_its_sample():
@@ -201,11 +199,6 @@ def test_length_and_truncation_are_told_before_samples_are_made():
     assert not is_overlong(turns, 5)
 
 
-def test_a_sample_that_is_not_live_trains_nothing():
-    (sample,) = rollout_samples([turn([1, 5], [6])], 1.0, live=False).samples
-    assert sample.num_trained == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -245,7 +238,7 @@ def rollouts(draw) -> list[Turn]:
 @given(rollouts())
 @settings(max_examples=150, deadline=None)
 def test_every_sampled_token_is_trained_exactly_once_on_the_servers_ids(turns):
-    samples = merge_turns(turns)
+    samples = merged(turns)
     if samples:
         trained = np.concatenate([s.sampler_logprobs[s.loss_mask] for s in samples])
     else:
@@ -274,7 +267,7 @@ def test_every_sampled_token_is_trained_exactly_once_on_the_servers_ids(turns):
 @settings(max_examples=50, deadline=None)
 def test_links_change_nothing_but_the_work(turns):
     bare = [Turn(t.prompt_ids, t.completion_ids, t.sampler_logprobs, t.version) for t in turns]
-    for linked, plain in zip(merge_turns(turns), merge_turns(bare), strict=True):
+    for linked, plain in zip(merged(turns), merged(bare), strict=True):
         assert linked.token_ids.tolist() == plain.token_ids.tolist()
 
 
@@ -291,11 +284,11 @@ def growing(num_turns: int, per_turn: int = 50) -> list[Turn]:
 
 
 def test_tokens_grow_linearly_with_turns_not_quadratically():
-    assert [sum(s.num_tokens for s in merge_turns(growing(n))) for n in (10, 100)] == [1000, 10000]
+    assert [sum(s.num_tokens for s in merged(growing(n))) for n in (10, 100)] == [1000, 10000]
 
 
 def test_a_hundred_turns_merge_in_milliseconds():
     turns = growing(100)
     started = time.thread_time()
-    merge_turns(turns)
+    merged(turns)
     assert time.thread_time() - started < 0.1  # CPU seconds; about 1 ms

@@ -21,7 +21,7 @@ from verifiers.clients.reply import version_spans
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import TrajectoryStep
 from verifiers.types import ModelRequest, UserMessage
-from verifiers_trainer.algorithm.samples import merge_turns
+from verifiers_trainer.algorithm.samples import rollout_samples
 from verifiers_trainer.engines.embedded import padded
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
@@ -175,7 +175,7 @@ async def test_a_turn_keeps_the_version_of_each_of_its_tokens_into_the_batch():
     assert sorted(set(tokens.version.tolist())) == [0, 1, 2]
     assert response.version == 0
     turn = TrajectoryStep(prompt=[], completion=[], tokens=tokens)
-    (sample,) = merge_turns([turn])
+    (sample,) = rollout_samples([turn], 0.0).samples
     sampled = sample.versions[len(turn.prompt_ids) :]
     np.testing.assert_array_equal(sampled, tokens.version)
     assert (np.diff(sampled) >= 0).all()

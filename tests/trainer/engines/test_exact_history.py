@@ -18,7 +18,7 @@ from verifiers.errors import ConfigError, ModelRefused, OverlongPromptError
 from verifiers.runs.plan import Job
 from verifiers.runs.rollout import RunContext, generate_and_score
 from verifiers.types import Message, ModelRequest, Response, ResponseTokens
-from verifiers_trainer.algorithm.samples import merge_turns
+from verifiers_trainer.algorithm.samples import rollout_samples
 from verifiers_trainer.engines.exact.client import ExactClient
 from verifiers_trainer.engines.exact.history import require_exact_history
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
@@ -151,7 +151,7 @@ def samples_per_rollout(trainer):
     with trainer:
         records = [record for group in first_batch(trainer).groups for record in group.rollouts]
     assert {record.error for record in records} == {None}
-    return [len(merge_turns(record.turns)) for record in records], records
+    return [len(rollout_samples(record.turns, 0.0).samples) for record in records], records
 
 
 def test_a_template_that_forgets_forks_and_exact_history_gives_one_sample(tmp_path):
@@ -189,7 +189,7 @@ def test_training_and_the_hooks_go_by_it(tmp_path):
             prompt=[{"role": "user", "content": "hm"}],
             answer="",
         )
-        assert len(merge_turns(trainer.client.turns_of(completion))) == 1
+        assert len(rollout_samples(trainer.client.turns_of(completion), 0.0).samples) == 1
 
 
 def test_by_the_text_route_of_a_server(tmp_path):
@@ -239,7 +239,7 @@ async def test_thoughts_stay_in_what_the_model_is_asked_with():
     assert [m["content"] for m in state["completion"]][::2] == [
         f"<think>{t}</think>{n}" for t, n in ("a1", "b2", "c3")
     ]
-    (sample,) = merge_turns(state.rollout().turns)
+    (sample,) = rollout_samples(state.rollout().turns, 0.0).samples
     trained = server.tokenizer.decode(sample.token_ids[sample.loss_mask])
     assert (
         trained
@@ -250,7 +250,7 @@ async def test_thoughts_stay_in_what_the_model_is_asked_with():
 async def test_a_turn_that_was_cut_gets_an_end_that_is_not_trained():
     server = TokenServer("1", ends=False)
     state = await played(talk(), server.client())
-    (sample,) = merge_turns(state.rollout().turns)
+    (sample,) = rollout_samples(state.rollout().turns, 0.0).samples
     assert "1<|im_end|>\n<|im_start|>user" in server.prompts()[1]
     assert server.tokenizer.decode(sample.token_ids[sample.loss_mask]) == "111"
 
@@ -269,7 +269,7 @@ async def test_tools_are_called_and_answered():
     assert second.startswith(
         first + server.script[0] + "<|im_end|>\n<|im_start|>user\n<tool_response>\n1\n"
     )
-    assert len(merge_turns(state.rollout().turns)) == 1
+    assert len(rollout_samples(state.rollout().turns, 0.0).samples) == 1
 
 
 @pytest.mark.parametrize(

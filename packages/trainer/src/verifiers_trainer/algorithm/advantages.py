@@ -118,21 +118,16 @@ def compute_advantages(
     advantages = [np.full(len(group), np.nan) for group in rewards]
     used = live
     if keep_dead:
-        used = [
-            g
-            for g, group in enumerate(rewards)
-            if not has_too_few(group, min_group_fraction, **kind)
-        ]
+        too_few = [has_too_few(group, min_group_fraction, **kind) for group in rewards]
+        used = [g for g in range(len(rewards)) if not too_few[g]]
         for g in used:
             advantages[g][known_G[g]] = of_equals(choice)
     if live:
         if weights_G is not None:
             parameters["weights_G"] = [weights_G[g] for g in used]
-        lengths = (
-            None
-            if lengths_G is None
-            else [np.asarray(lengths_G[g], dtype=np.float64)[known_G[g]] for g in used]
-        )
+        lengths = None
+        if lengths_G is not None:
+            lengths = [np.asarray(lengths_G[g], dtype=np.float64)[known_G[g]] for g in used]
         used_G = [rewards[g][known_G[g]] for g in used]
         computed = call("advantage", function, used_G, lengths, **parameters)
         computed = _one_per_rollout(computed, function, used_G)

@@ -21,22 +21,16 @@ from verifiers_trainer.algorithm.samples import COMPONENTS, Sample
 
 @dataclass(frozen=True, slots=True)
 class StepWeights:
-    """Weights of all tokens of a batch and the sums behind them.
+    """Weights of all tokens of a batch.
 
-    Example, two live rollouts of three and two trained tokens under "token_mean"::
+    Example, two rollouts of three and two trained tokens under "token_mean"::
 
-        StepWeights(weights=([0, .2, .2, .2], [0, .2, .2]), num_tokens=5, num_rollouts=2, num_groups=1)
+        StepWeights(weights=([0, .2, .2, .2], [0, .2, .2]), num_tokens=5)
     """
 
     weights: tuple[np.ndarray, ...]  # float64 [T] per sample, 0 if no loss is taken
     num_tokens: int
-    num_rollouts: int
-    num_groups: int
-
-    @property
-    def no_signal(self) -> bool:
-        """True when no token carries loss: the optimizer step must not be taken."""
-        return self.num_tokens == 0
+    """Tokens with loss; 0: the optimizer step must not be taken."""
 
 
 def step_weights(
@@ -44,10 +38,10 @@ def step_weights(
 ) -> StepWeights:
     """The weight of every token of every sample of an optimizer step, over all ranks.
 
-    Trained tokens are those with loss in a live sample. Rollouts and groups without such a token
-    are in no denominator; a forked rollout counts once and its samples share its weight.
-    ``max_len`` (tokens) is the constant of "constant_length". Denominators count the samples of a
-    component (`Sample.component`) alone, so that each is a mean of its own.
+    Trained tokens are those with loss. Rollouts and groups without such a token are in no
+    denominator; a forked rollout counts once and its samples share its weight. ``max_len`` (tokens)
+    is the constant of "constant_length". Denominators count the samples of a component
+    (`Sample.component`) alone, so that each is a mean of its own.
 
     *Raises* ConfigError for an unknown name and for "constant_length" without ``max_len``.
     """
@@ -70,14 +64,7 @@ def step_weights(
         )
         for sample in samples
     )
-    totals = counts.values()
-    num_groups = len({group for count in totals for group in count.groups})
-    return StepWeights(
-        weights,
-        sum(count.num_tokens for count in totals),
-        sum(len(count.rollouts) for count in totals),
-        num_groups,
-    )
+    return StepWeights(weights, sum(count.num_tokens for count in counts.values()))
 
 
 @dataclass(slots=True)
@@ -95,32 +82,14 @@ class _Counts:
         self.num_tokens += sample.num_trained
 
 
-def _token_mean(sample: Sample, counts: _Counts) -> float:
-    return 1 / counts.num_tokens
-
-
-def _sequence_mean(sample: Sample, counts: _Counts) -> float:
-    return 1 / (len(counts.rollouts) * counts.rollouts[sample.rollout])
-
-
-def _constant_length(sample: Sample, counts: _Counts) -> float:
-    return 1 / (len(counts.rollouts) * counts.max_len)
-
-
-def _sequence_sum(sample: Sample, counts: _Counts) -> float:
-    return 1 / len(counts.rollouts)
-
-
-def _prompt_mean(sample: Sample, counts: _Counts) -> float:
-    return 1 / (len(counts.groups) * counts.groups[sample.group])
-
-
 AGGREGATIONS: dict[str, Callable[[Sample, _Counts], float]] = {
-    "token_mean": _token_mean,
-    "sequence_mean": _sequence_mean,
-    "constant_length": _constant_length,
-    "sequence_sum": _sequence_sum,
-    "prompt_mean": _prompt_mean,
+    "token_mean": lambda sample, counts: 1 / counts.num_tokens,
+    "sequence_mean": lambda sample, counts: (
+        1 / (len(counts.rollouts) * counts.rollouts[sample.rollout])
+    ),
+    "constant_length": lambda sample, counts: 1 / (len(counts.rollouts) * counts.max_len),
+    "sequence_sum": lambda sample, counts: 1 / len(counts.rollouts),
+    "prompt_mean": lambda sample, counts: 1 / (len(counts.groups) * counts.groups[sample.group]),
 }
 """Weight of a trained token of a sample.
 

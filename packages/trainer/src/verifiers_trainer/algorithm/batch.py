@@ -184,15 +184,14 @@ def _samples_of(
             component=component,
         )
 
-    return [
-        joined(
-            {
-                role: samples_of(_part_of(rollout, role), part, number)
-                for role, part in advantages.items()
-            }
-        )
-        for number, (rollout, advantages) in enumerate(zip(group.rollouts, credit, strict=True))
-    ]
+    samples = []
+    for number, (rollout, advantages) in enumerate(zip(group.rollouts, credit, strict=True)):
+        of_role = {
+            role: samples_of(_part_of(rollout, role), part, number)
+            for role, part in advantages.items()
+        }
+        samples.append(joined(of_role))
+    return samples
 
 
 def _part_of(rollout: Rollout, role: str) -> Rollout:
@@ -254,9 +253,8 @@ def _credited(groups: Sequence[Group], settings: BatchSettings) -> list[_Credite
     for group, parts in zip(groups, siblings_G, strict=True):
         advantages: list[Advantages] = [{} for _ in group.rollouts]
         for part in parts:
-            for number, value in zip(
-                part.members or range(len(group.rollouts)), next(values), strict=True
-            ):
+            members = part.members or range(len(group.rollouts))
+            for number, value in zip(members, next(values), strict=True):
                 advantages[number][part.role] = value
         advantages = [by_role or {"": math.nan} for by_role in advantages]
         samples, is_dead = _samples_of(group, advantages, settings), not has_signal(parts, settings)
@@ -290,10 +288,9 @@ def _row_bound(settings: BatchSettings) -> int:
 def _sample_stats(by_rollout: Sequence[RolloutSamples]) -> dict[str, float]:
     excluded = Counter(rollout.excluded for rollout in by_rollout if rollout.excluded)
     trained = [rollout for rollout in by_rollout if not rollout.excluded]
+    num_forks = sum(rollout.num_forks for rollout in trained)
     return {
-        "samples/forks_per_rollout": (
-            sum(rollout.num_forks for rollout in trained) / max(1, len(trained))
-        ),
+        "samples/forks_per_rollout": num_forks / max(1, len(trained)),
         "rollouts/overlong": excluded["overlong"],
         "rollouts/trained": len(trained),
     }
@@ -304,9 +301,8 @@ def _group_stats(
 ) -> dict[str, float]:
     """How many groups have a signal and how many have none; a group that several updates divide
     counts in the first."""
-    dead = sum(part.is_dead for part in credited) + sum(
-        group.is_dead(settings) for group in discarded
-    )
+    dead = sum(part.is_dead for part in credited)
+    dead += sum(group.is_dead(settings) for group in discarded)
     return {
         "groups/live": len(credited) + len(discarded) - dead,
         "groups/dead": dead,

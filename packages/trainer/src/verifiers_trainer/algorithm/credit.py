@@ -74,11 +74,8 @@ class Siblings:
         for rewards, reward in zip(self.turn_rewards, self.values, strict=True):
             terms = np.append(rewards, reward)
             turn = np.append(np.arange(len(rewards)), len(rewards) - 1)
-            returns.append(
-                np.array(
-                    [math.fsum(gamma ** (turn[j:] - j) * terms[j:]) for j in range(len(rewards))]
-                )
-            )
+            sums = [math.fsum(gamma ** (turn[j:] - j) * terms[j:]) for j in range(len(rewards))]
+            returns.append(np.array(sums))
         return returns
 
     def judged(self, settings: CreditSettings) -> np.ndarray:
@@ -91,21 +88,17 @@ class Siblings:
         if settings.credit != "turn":
             return self.values
         rows = [
-            np.append(
-                math.nan if math.isnan(value) else 0.0, r
-            )  # a rollout without turns may be unknown too
+            # a rollout without turns may be unknown too
+            np.append(math.nan if math.isnan(value) else 0.0, r)
             for r, value in zip(self.returns(settings.gamma), self.values, strict=True)
         ]
-        longest = max(
-            (row for row in rows if not np.isnan(row).any()), key=len, default=np.zeros(1)
-        )
+        known = [row for row in rows if not np.isnan(row).any()]
+        longest = max(known, key=len, default=np.zeros(1))
         unknown = np.full(len(longest), math.nan)
-        return np.array(
-            [
-                unknown if np.isnan(row).any() else np.append(row, longest[len(row) :])
-                for row in rows
-            ]
-        )
+        filled = [
+            unknown if np.isnan(row).any() else np.append(row, longest[len(row) :]) for row in rows
+        ]
+        return np.array(filled)
 
 
 def has_signal(siblings: Sequence[Siblings], settings: CreditSettings) -> bool:
@@ -134,14 +127,12 @@ def credit(
         credited = [_of_turns(part, settings) for part in compared]
     else:
         credited = _of_rollouts(compared, settings)
-    weight, remaining = settings.negative_advantage_weight, iter(credited)
-    if weight != 1:
-        remaining = iter(
-            [
-                [np.where(np.less(a, 0), np.multiply(a, weight), a)[()] for a in part]
-                for part in credited
-            ]
-        )
+    if (weight := settings.negative_advantage_weight) != 1:
+        credited = [
+            [np.where(np.less(a, 0), np.multiply(a, weight), a)[()] for a in part]
+            for part in credited
+        ]
+    remaining = iter(credited)
     return [next(remaining) if part.is_compared else list(part.values) for part in siblings]
 
 

@@ -87,10 +87,10 @@ class RatioMeter:
     def _totals(self) -> tuple[dict[str, float], float, float]:
         """(sums by name, largest ratio, largest |d| of the present version)."""
         if self._read is None:
-            values = (
-                torch.stack(self._sums).sum(0).tolist() if self._sums else [0.0] * len(self.NAMES)
-            )
-            largest = torch.stack(self._maxima).amax(0).tolist() if self._maxima else [0.0, 0.0]
+            values, largest = [0.0] * len(self.NAMES), [0.0, 0.0]
+            if self._sums:
+                values = torch.stack(self._sums).sum(0).tolist()
+                largest = torch.stack(self._maxima).amax(0).tolist()
             self._read = dict(zip(self.NAMES, values, strict=True)), largest[0], largest[1]
         return self._read
 
@@ -184,10 +184,7 @@ class RatioMeter:
             "entropy": sums["entropy"] / n,
             "sampler/log_ratio_abs": self.mean_abs,
             "sampler/mismatch_kl": sums["kl"] / sums["current"] if sums["current"] else math.nan,
-            **{
-                name: float(torch.stack(values).sum()) / n
-                for name, values in self._extra_terms.items()
-            },
+            **{name: float(torch.stack(v).sum()) / n for name, v in self._extra_terms.items()},
         }
 
 

@@ -98,21 +98,11 @@ class LossInput:
     def without_masked(self) -> LossInput:
         """The same row with zeros at masked positions, without gradient to the values that were
         there."""
-        names = (
-            "log_pi",
-            "log_mu",
-            "advantage",
-            "log_old",
-            "log_ref",
-            "reverse_kl",
-            "forward_kl",
-            "entropy",
-        )
-        values = {name: getattr(self, name) for name in names}
+        names = "log_pi log_mu advantage log_old log_ref reverse_kl forward_kl entropy".split()
         masked = {
             name: torch.where(self.loss_mask, tensor, tensor.new_zeros(()))
-            for name, tensor in values.items()
-            if tensor is not None
+            for name in names
+            if (tensor := getattr(self, name)) is not None
         }
         return replace(self, **masked)
 
@@ -134,10 +124,7 @@ def register_loss(name: str) -> Callable[[LossFunction], LossFunction]:
     """A decorator: register ``function(row: LossInput, *, parameters) -> losses [T]`` under
     ``name``, masked."""
 
-    def decorate(function: LossFunction) -> LossFunction:
-        return LOSSES.register(name)(_masked(function))
-
-    return decorate
+    return lambda function: LOSSES.register(name)(_masked(function))
 
 
 def resolve_loss(choice: str | LossFunction, **parameters: object) -> Callable[[LossInput], Tensor]:
@@ -267,10 +254,8 @@ def _keep(row: LossInput, losses: Tensor, low: float, high: float) -> Tensor:
 def _trust_region(row: LossInput, keep: Tensor, penalty: float, ratio_cap: float | None) -> Tensor:
     rho = row.log_rho.exp()
     gain = rho if ratio_cap is None else rho.detach().clamp(max=ratio_cap) * row.log_pi
-    return (
-        -torch.where(keep, gain * row.advantage, torch.zeros_like(gain))
-        + penalty * row.log_rho.square()
-    )
+    kept = torch.where(keep, gain * row.advantage, torch.zeros_like(gain))
+    return -kept + penalty * row.log_rho.square()
 
 
 def _sequence_sum(row: LossInput, values: Tensor) -> Tensor:
@@ -681,26 +666,13 @@ class TokenLosses:
 class ObjectiveSettings(Protocol):
     """What ``Objective.of`` reads."""
 
-    @property
-    def tis_cap(self) -> float | None: ...
-
-    @property
-    def sequence_mask_cap(self) -> float | None: ...
-
-    @property
-    def geo_mask(self) -> Sequence[float] | None: ...
-
-    @property
-    def opsm_delta(self) -> float | None: ...
-
-    @property
-    def beta(self) -> float: ...
-
-    @property
-    def kl_type(self) -> str: ...
-
-    @property
-    def entropy_coef(self) -> float: ...
+    tis_cap: float | None
+    sequence_mask_cap: float | None
+    geo_mask: Sequence[float] | None
+    opsm_delta: float | None
+    beta: float
+    kl_type: Any  # "k1", "k2" or "k3"
+    entropy_coef: float
 
     @property
     def component(self) -> str: ...
@@ -735,14 +707,8 @@ class Objective:
             "opsm_delta": settings.opsm_delta,
         }
         corrections = {name: value for name, value in parameters.items() if value is not None}
-        return cls(
-            loss,
-            corrections,
-            settings.beta,
-            settings.kl_type,
-            settings.component,
-            settings.entropy_coef,
-        )
+        penalty = settings.beta, settings.kl_type
+        return cls(loss, corrections, *penalty, settings.component, settings.entropy_coef)
 
     def __call__(self, tokens: LossInput) -> TokenLosses:
         """The losses of a row; its ``log_ref`` is needed when there is a penalty, or a teacher."""
@@ -763,9 +729,8 @@ class Objective:
             losses = losses - self.entropy_coef * torch.where(tokens.loss_mask, tokens.entropy, 0.0)
         if self.component == "ref_kl":
             gap = tokens.log_pi if tokens.log_ref is None else tokens.log_pi - tokens.log_ref
-            metrics["kl_teacher"] = (
-                gap if tokens.reverse_kl is None else tokens.reverse_kl
-            ).detach()
+            divergence = gap if tokens.reverse_kl is None else tokens.reverse_kl
+            metrics["kl_teacher"] = divergence.detach()
         if tokens.component is not None:
             for name, loss in {"ce": sft, "ref_kl": distill}.items():
                 its = tokens.component == COMPONENTS.index(name)

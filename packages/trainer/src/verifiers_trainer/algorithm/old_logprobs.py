@@ -34,21 +34,18 @@ def annotate(
     """Store the log-probabilities [T] of ``old`` and ``reference`` in the rows that lack them, in
     place in the list."""
     for index, row in enumerate(rows):
-        is_known = (old is None or row.old_logprobs is not None) and (
-            reference is None or row.reference_logprobs is not None
-        )
-        if is_known:
+        lacking = {
+            name: model
+            for name, model in zip(FIXED, (old, reference), strict=True)
+            if model is not None and getattr(row, name) is None
+        }
+        if not lacking:
             continue
         arguments = forward_arguments(row.to_tensors(device))
-        computed = {}
         with torch.no_grad():
-            if old is not None and row.old_logprobs is None:
-                computed["old_logprobs"] = old(**arguments).logprobs.float().cpu().numpy()
-            if reference is not None and row.reference_logprobs is None:
-                computed["reference_logprobs"] = (
-                    reference(**arguments).logprobs.float().cpu().numpy()
-                )
-        rows[index] = replace(row, **computed)
+            computed = {name: model(**arguments).logprobs for name, model in lacking.items()}
+        arrays = {name: values.float().cpu().numpy() for name, values in computed.items()}
+        rows[index] = replace(row, **arrays)
 
 
 def needs_old(rows: Sequence[PackedRow], steps_per_batch: int, anchor: str) -> bool:

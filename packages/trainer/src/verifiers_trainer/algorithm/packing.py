@@ -62,12 +62,10 @@ class PackedRow:
     # int32 [samples of the row]: position in the list given to `pack`; empty in a filler
     sample_indices: np.ndarray
     reference_logprobs: np.ndarray | None = None  # float32 [T], nats, under the reference policy
-    old_logprobs: np.ndarray | None = (
-        None  # float32 [T], nats, under the trained policy when the batch was built
-    )
-    prompt_seq_ids: np.ndarray | None = (
-        None  # int32 [T]: seq id of the shared prompt before a token, else its own
-    )
+    # float32 [T], nats, under the trained policy when the batch was built
+    old_logprobs: np.ndarray | None = None
+    # int32 [T]: seq id of the shared prompt before a token, else its own
+    prompt_seq_ids: np.ndarray | None = None
     component: np.ndarray | None = None  # int32 [T]: index in COMPONENTS; None = 0 throughout
 
     @property
@@ -109,9 +107,8 @@ def sample_spans(row: PackedRow) -> list[tuple[int, int, int]]:
     if row.is_filler:
         return []
     bounds = [0, *(np.flatnonzero(np.diff(row.seq_ids)) + 1).tolist(), row.num_tokens]
-    if row.prompt_seq_ids is None:
-        prompts = set()
-    else:
+    prompts = set()
+    if row.prompt_seq_ids is not None:
         prompts = set(row.prompt_seq_ids[row.prompt_seq_ids != row.seq_ids].tolist())
     spans = [
         (start, end)
@@ -264,9 +261,8 @@ def shared_prompt_parts(
     siblings: dict[tuple[int, float, bytes], list[int]] = {}
     for i in used:
         prompt = samples[i].token_ids[: _prompt_len(samples[i])]
-        siblings.setdefault(
-            (samples[i].group, samples[i].inv_temperature, prompt.tobytes()), []
-        ).append(i)
+        key = samples[i].group, samples[i].inv_temperature, prompt.tobytes()
+        siblings.setdefault(key, []).append(i)
     return [part for members in siblings.values() for part in _parts(samples, members, max_tokens)]
 
 
@@ -339,18 +335,16 @@ def _row(
     def repeated(values: Sequence[Any] | np.ndarray, dtype: DTypeLike) -> np.ndarray:
         return np.repeat(np.asarray(values, dtype), lengths)
 
+    weight = np.concatenate([weights[i][start:end] for i, start, end, _ in spans])
+    positions = [np.arange(start, end, dtype=np.int32) for _, start, end, _ in spans]
     return PackedRow(
         token_ids=concatenated("token_ids"),
-        position_ids=np.concatenate(
-            [np.arange(start, end, dtype=np.int32) for _, start, end, _ in spans]
-        ),
+        position_ids=np.concatenate(positions),
         seq_ids=repeated(seq_ids, np.int32),
         loss_mask=concatenated("loss_mask"),
         sampler_logprobs=concatenated("sampler_logprobs"),
         advantage=concatenated("advantages"),
-        weight=np.concatenate([weights[i][start:end] for i, start, end, _ in spans]).astype(
-            np.float32
-        ),
+        weight=weight.astype(np.float32),
         inv_temperature=repeated([samples[i].inv_temperature for i, _, _, _ in spans], np.float32),
         version=concatenated("versions"),
         sample_indices=np.array([i for part in parts for i in part.members], np.int32),

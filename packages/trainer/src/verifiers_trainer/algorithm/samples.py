@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -52,8 +51,6 @@ class Sample(Immutable, frozen=True, eq=False):
     """Number of the rollout in the train batch; the samples of a forked rollout share it."""
     group: int = 0
     """Number of the group of sibling rollouts."""
-    live: bool = True
-    """False: present but without weight."""
     component: str = "rl"
     """The part of the loss that trains the sample, one of ``COMPONENTS``."""
     turns: tuple[tuple[int, int, int], ...] = ()
@@ -65,8 +62,8 @@ class Sample(Immutable, frozen=True, eq=False):
 
     @property
     def num_trained(self) -> int:
-        """Tokens with loss: 0 when the sample is not live."""
-        return int(self.loss_mask.sum()) if self.live else 0
+        """Tokens with loss."""
+        return int(self.loss_mask.sum())
 
     @property
     def oldest_version(self) -> int | None:
@@ -92,16 +89,6 @@ class RolloutSamples(Immutable, frozen=True):
         return sum(max(0, num - 1) for num in counts)
 
 
-def merge_turns(turns: Sequence[Turn], *, mask_env_responses: bool = True) -> list[Sample]:
-    """Merge the turns of a rollout into samples, in the order of their first turn, with advantages
-    of zero.
-
-    With ``mask_env_responses=False`` the environment's tokens between turns carry loss too (never
-    the first prompt of a sample). A sample without any completion token is left out.
-    """
-    return _merge(turns, [0.0] * len(turns), mask_env_responses)
-
-
 def rollout_samples(
     turns: Sequence[Turn],
     advantage: float | Sequence[float],
@@ -114,10 +101,13 @@ def rollout_samples(
     mask_truncated: bool = False,
     is_truncated: bool = False,
     mask_env_responses: bool = True,
-    live: bool = True,
     component: str = "rl",
 ) -> RolloutSamples:
     """The samples of a rollout with their advantage: one number, or one per turn (credit="turn").
+
+    Turns are merged into samples in the order of their first turn; a sample without any completion
+    token is left out. With ``mask_env_responses=False`` the environment's tokens between turns
+    carry loss too (never the first prompt of a sample).
 
     A turn whose advantage is NaN carries no loss. A rollout gives no samples, and ``excluded`` says
     why, when its advantage is NaN, or that of every turn, when it is longer than ``max_seq_len``
@@ -140,16 +130,34 @@ def rollout_samples(
         return RolloutSamples((), "overlong")
     if mask_truncated and (is_truncated or any(turn.is_truncated for turn in turns)):
         return RolloutSamples((), "truncated")
-    samples = _merge(
-        turns,
-        per_turn,
-        mask_env_responses,
-        inv_temperature=1.0 / temperature,
-        rollout=rollout,
-        group=group,
-        live=live,
-        component=component,
-    )
+    samples = []
+    for branch in branches(turns):
+        if not branch.sampled.any():
+            continue
+        if branch.sampler_logprobs is None:
+            raise ValueError("a turn has other numbers of completion ids and log-probabilities")
+        loss_mask = np.zeros(len(branch.token_ids), bool)
+        advantages = np.zeros(len(branch.token_ids), np.float32)
+        before = branch.num_prompt
+        for index, start, end in branch.turns:
+            if not math.isnan(per_turn[index]):
+                trained = slice(start if mask_env_responses else before, end)
+                loss_mask[trained], advantages[trained] = True, per_turn[index]
+            before = end
+        samples.append(
+            Sample(
+                branch.token_ids,
+                loss_mask,
+                branch.sampler_logprobs,
+                branch.versions,
+                advantages,
+                inv_temperature=1.0 / temperature,
+                rollout=rollout,
+                group=group,
+                component=component,
+                turns=branch.turns,
+            )
+        )
     return RolloutSamples(tuple(samples), None if samples else "empty")
 
 
@@ -192,34 +200,3 @@ def turn_spans(rollout: Rollout, samples: RolloutSamples) -> list[tuple[int, int
             for index, start, end in sample.turns:
                 spans[members[index]] = number, start, end
     return spans
-
-
-def _merge(
-    turns: Sequence[Turn], advantages: Sequence[float], mask_env_responses: bool, **identity: Any
-) -> list[Sample]:
-    samples = []
-    for branch in branches(turns):
-        if not branch.sampled.any():
-            continue
-        if branch.sampler_logprobs is None:
-            raise ValueError("a turn has other numbers of completion ids and log-probabilities")
-        loss_mask = np.zeros(len(branch.token_ids), bool)
-        per_token = np.zeros(len(branch.token_ids), np.float32)
-        before = branch.num_prompt
-        for index, start, end in branch.turns:
-            if not math.isnan(advantages[index]):
-                trained = slice(start if mask_env_responses else before, end)
-                loss_mask[trained], per_token[trained] = True, advantages[index]
-            before = end
-        samples.append(
-            Sample(
-                branch.token_ids,
-                loss_mask,
-                branch.sampler_logprobs,
-                branch.versions,
-                per_token,
-                turns=branch.turns,
-                **identity,
-            )
-        )
-    return samples

@@ -41,9 +41,8 @@ def rollout_stats(groups: Sequence[Group]) -> dict[str, float]:
     }
     for name in sorted({name for rollout in rollouts for name in rollout.metrics}):
         values = np.array([rollout.metrics.get(name, math.nan) for rollout in rollouts], np.float64)
-        stats[f"reward/{name}"] = (
-            float(np.nanmean(values)) if not np.isnan(values).all() else math.nan
-        )
+        is_known = not np.isnan(values).all()
+        stats[f"reward/{name}"] = float(np.nanmean(values)) if is_known else math.nan
     return stats | _stats_by_environment(groups)
 
 
