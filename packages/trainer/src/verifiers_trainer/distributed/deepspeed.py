@@ -65,7 +65,7 @@ GROUPS = "whole_groups"
 
 def is_split(model: nn.Module) -> bool:
     """Whether ZeRO-3 has left this process only pieces of the parameters."""
-    return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+    return any(map(is_in_pieces, model.parameters()))
 
 
 def is_in_pieces(parameter: object) -> TypeGuard[Managed]:
@@ -179,9 +179,8 @@ def load_state(
         on_device = any(inner.param_groups[number].get(flag) for flag in ("fused", "capturable"))
         for name, value in state.get(index, {}).items():
             if not isinstance(value, Tensor) or not value.dim():
-                local_state[name] = (
-                    value.to(flat.device) if on_device and isinstance(value, Tensor) else value
-                )
+                is_moved = on_device and isinstance(value, Tensor)
+                local_state[name] = value.to(flat.device) if is_moved else value
                 continue
             if value.shape != size(parameter):
                 raise ValueError(
@@ -198,16 +197,10 @@ def load_state(
 def forget_whole(model: nn.Module) -> None:
     """Drop the whole weights that stage 3 holds after a forward pass; the next pass gathers them
     again."""
-    offload = next(
-        (
-            p._z3_optimizer.parameter_offload
-            for p in model.parameters()
-            if hasattr(p, "_z3_optimizer")
-        ),
-        None,
-    )
-    if offload is not None:
-        offload.partition_all_parameters()
+    for parameter in model.parameters():
+        if hasattr(parameter, "_z3_optimizer"):
+            parameter._z3_optimizer.parameter_offload.partition_all_parameters()
+            return
 
 
 # --- configuration --------------------------------------------------------------------------------
@@ -262,12 +255,7 @@ def adopt(accelerator: Accelerator, settings: TrainingArguments | None) -> bool:
         log.warning("one process on a CPU splits nothing: training continues without DeepSpeed")
         return False
     if state.distributed_type == DistributedType.MULTI_CPU:
-        # DeepSpeed would use the accelerators that training does not use
-        if torch.accelerator.is_available():
-            log.warning(
-                "the model is not split: it is trained on the CPU of a machine that has an"
-                " accelerator"
-            )
+        if warn_of_idle_accelerator():
             return False
         state.deepspeed_plugins = plugin
         state.distributed_type = DistributedType.DEEPSPEED
@@ -281,6 +269,16 @@ def adopt(accelerator: Accelerator, settings: TrainingArguments | None) -> bool:
     warnings.filterwarnings("ignore", "`torch.distributed.[a-z_]*` is deprecated", FutureWarning)
     settle(plugin.deepspeed_config, settings)
     return True
+
+
+def warn_of_idle_accelerator() -> bool:
+    """Whether a model on the CPU cannot be split, with a warning: torch and DeepSpeed would use the
+    machine's accelerators, which training does not use."""
+    if is_there := torch.accelerator.is_available():
+        log.warning(
+            "the model is not split: it is trained on the CPU of a machine that has an accelerator"
+        )
+    return is_there
 
 
 def is_used(accelerator: Accelerator) -> bool:
@@ -315,9 +313,8 @@ def settle(config: dict[str, Any], settings: TrainingArguments) -> None:
     for kind in ("offload_optimizer", "offload_param"):
         if (device := (split.get(kind) or {}).get("device", "none")) not in ("none", "cpu", None):
             raise ConfigError(f"{kind}_device {device!r} is not supported: set it to cpu or none")
-    config["zero_force_ds_cpu_optimizer"] = (
-        False  # the trainer uses torch's; DeepSpeed's would be compiled first
-    )
+    # the trainer uses torch's; DeepSpeed's would be compiled first
+    config["zero_force_ds_cpu_optimizer"] = False
     ours = {
         "gradient_accumulation_steps": 1,  # the trainer marks the last backward pass of a step
         "gradient_clipping": float(settings.max_grad_norm or 0.0),
@@ -329,13 +326,8 @@ def settle(config: dict[str, Any], settings: TrainingArguments) -> None:
         ("gradient_clipping", "max_grad_norm"),
     ):
         if (theirs := config.get(name, "auto")) not in ("auto", ours[name]) and _is_first():
-            log.warning(
-                "DeepSpeed's %s is %s (%s); its configuration has %s",
-                name,
-                ours[name],
-                because,
-                theirs,
-            )
+            said = "DeepSpeed's %s is %s (%s); its configuration has %s"
+            log.warning(said, name, ours[name], because, theirs)
     config.update(
         ours,
         fp16={"enabled": False},
@@ -387,10 +379,8 @@ class Piece(NamedTuple):
 
 def _is_trained(parameter: object) -> TypeGuard[Managed]:
     if hasattr(parameter, "ds_id"):
-        return (
-            hasattr(parameter, "_z3_optimizer")
-            and parameter.ds_id in parameter._z3_optimizer.grad_position
-        )
+        zero = getattr(parameter, "_z3_optimizer", None)
+        return zero is not None and parameter.ds_id in zero.grad_position
     return hasattr(parameter, "_hp_mapping")
 
 

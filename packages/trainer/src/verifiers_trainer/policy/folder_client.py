@@ -44,19 +44,18 @@ def model_folder(folder: str) -> Path:
     """The folder itself when it holds a model, else its newest checkpoint. *Raises* ``ConfigError``
     without a checkpoint."""
     path = Path(folder).expanduser()
-    if not _is_model(path):
-        numbered = {
-            step.name.rpartition("-")[2]: step
-            for step in path.glob("checkpoint-*")
-            if _is_model(step)
-        }
-        steps = {int(number): step for number, step in numbered.items() if number.isdigit()}
-        if not steps:
-            raise ConfigError(
-                f"{folder} holds no model: it has neither {CONFIG} nor {ADAPTER}, and no checkpoint"
-            )
-        path = steps[max(steps)]
-    return path
+    if _is_model(path):
+        return path
+    steps = [
+        (int(number), step)
+        for step in path.glob("checkpoint-*")
+        if (number := step.name.rpartition("-")[2]).isdigit() and _is_model(step)
+    ]
+    if not steps:
+        raise ConfigError(
+            f"{folder} holds no model: it has neither {CONFIG} nor {ADAPTER}, and no checkpoint"
+        )
+    return max(steps)[1]
 
 
 def _sha256(path: Path) -> str:
@@ -81,11 +80,8 @@ class FolderClient(InProcessClient):
 
     def identity(self) -> dict[str, Any]:
         """Identity of the weights: the hash of every file that decides what is sampled."""
-        files = sorted(
-            file
-            for kind in ("*.safetensors", "*.json", "*.jinja")
-            for file in self.folder.glob(kind)
-        )
+        kinds = ("*.safetensors", "*.json", "*.jinja")
+        files = sorted(file for kind in kinds for file in self.folder.glob(kind))
         return {
             "class": type_name(type(self)),
             "files": {file.name: _sha256(file) for file in files if _matters(file)},
@@ -163,10 +159,7 @@ def load_folder(folder: Path, dtype: str | None = None) -> tuple[Any, Any]:
 
     from verifiers_trainer.policy.loading import get_model, get_tokenizer
 
-    if torch.accelerator.is_available():
-        device = torch.accelerator.current_accelerator()
-    else:
-        device = torch.device("cpu")
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     kwargs = {} if dtype is None else {"dtype": dtype}
     if not (folder / ADAPTER).is_file():
         model: Any = get_model(str(folder), model_kwargs=kwargs)
@@ -191,9 +184,4 @@ def load_folder(folder: Path, dtype: str | None = None) -> tuple[Any, Any]:
 def _matters(file: Path) -> bool:
     """Whether a file decides what is sampled; the others of a checkpoint are states
     of the trainer."""
-    return (
-        file.suffix != ".json"
-        or "config" in file.name
-        or "token" in file.name
-        or "vocab" in file.name
-    )
+    return file.suffix != ".json" or any(w in file.name for w in ("config", "token", "vocab"))

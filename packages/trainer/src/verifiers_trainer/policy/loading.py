@@ -55,10 +55,8 @@ def get_model(
 
     warn_of_unused_split()
     builtin = _builtin_name(model_name)
-    kwargs = {
-        "dtype": torch.bfloat16 if torch.accelerator.is_available() else torch.float32,
-        **(model_kwargs or {}),
-    }
+    dtype = torch.bfloat16 if torch.accelerator.is_available() else torch.float32
+    kwargs = {"dtype": dtype, **(model_kwargs or {})}
     if builtin == builtin_models.TINY:
         model = builtin_models.build_tiny_model(seed=kwargs.pop("seed", 0))
         return model if kwargs["dtype"] == "auto" else model.to(kwargs["dtype"])
@@ -68,14 +66,12 @@ def get_model(
         model, _ = builtin_models.load_smollm2(**kwargs)
     else:
         _require_folder(model_name)
+        options = {**builtin_models.SAFE, **kwargs}
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                model_name, **{**builtin_models.SAFE, **kwargs}
-            )
+            model = AutoModelForCausalLM.from_pretrained(model_name, **options)
         except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"cannot load the model {model_name!r}: {_first_line(error)}", model=model_name
-            ) from error
+            message = f"cannot load the model {model_name!r}: {_first_line(error)}"
+            raise ConfigError(message, model=model_name) from error
     if use_liger:
         _apply_liger(model)
     return model
@@ -142,12 +138,8 @@ def _best_attention(dtype: object) -> str:
     import torch
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-    if not torch.cuda.is_available() or dtype not in (
-        torch.bfloat16,
-        torch.float16,
-        "bfloat16",
-        "float16",
-    ):
+    half_precision = (torch.bfloat16, torch.float16, "bfloat16", "float16")
+    if not torch.cuda.is_available() or dtype not in half_precision:
         return "sdpa"
     if is_flash_attn_3_available():
         return "flash_attention_3"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import logging
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -143,13 +142,10 @@ def template_problem(
     report = check_increasing_context(tokenizer, tools=tools)
     if report.ok:
         return None
-    alternative = (
-        " Or set history='exact': the prompt then holds the tokens that the model sampled, earlier"
-        " thoughts included."
-    )
     return (
-        "the chat template does not only append:"
-        f" {report.first_difference}\n{report.advice}{alternative}"
+        f"the chat template does not only append: {report.first_difference}\n{report.advice} Or set"
+        " history='exact': the prompt then holds the tokens that the model sampled, earlier thoughts"
+        " included."
     )
 
 
@@ -167,21 +163,17 @@ def within_prompt_limit(
         return list(examples)
     limit, cut = config.max_prompt_len, config.prompt_overflow == "truncate_left"
     if cut and any(member.max_turns != 1 for member in members(env)):
-        config.prompt_overflow = (  # of requests: those of later turns hold more than the prompt
-            "skip"
-        )
+        # of requests: those of later turns hold more than the prompt
+        config.prompt_overflow = "skip"
         return _cut_in_text(examples, tokenizer, env, limit)
     short = [
         e for e in examples if num_prompt_tokens(e.row, tokenizer, env.for_row(e.row)) <= limit
     ]
     if num_long := len(examples) - len(short):
-        action = "are cut at their beginning" if cut else "are not used"
         log.warning(
             "%d of %d examples have prompts of more than max_prompt_len = %d tokens and %s",
-            num_long,
-            len(examples),
-            limit,
-            action,
+            *(num_long, len(examples), limit),
+            "are cut at their beginning" if cut else "are not used",
         )
     if not short and not cut:
         raise DatasetError(f"every prompt is longer than max_prompt_len = {limit} tokens: raise it")
@@ -210,17 +202,15 @@ def _cut_in_text(
             fitting.append(example)
             continue
         texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
-        if (
-            not all(isinstance(text, str) for text in texts)
-            or size(total := sum(map(len, texts))) > limit
-        ):
+        if not all(isinstance(text, str) for text in texts):
+            continue
+        if size(total := sum(map(len, texts))) > limit:
             continue
         fewest = bisect_left(range(total), -limit, key=lambda count: -size(count))
         while size(fewest) > limit:  # fewer characters may be more tokens, by a few
             fewest += 1
-        fitting.append(
-            replace(example, row={**example.row, "prompt": _without_beginning(prompt, fewest)})
-        )
+        shorter = {**example.row, "prompt": _without_beginning(prompt, fewest)}
+        fitting.append(replace(example, row=shorter))
         num_cut += 1
     if not fitting:
         raise DatasetError(f"every prompt is longer than max_prompt_len = {limit} tokens: raise it")
@@ -229,11 +219,7 @@ def _cut_in_text(
         log.warning(
             "%d of %d examples have prompts of more than max_prompt_len = %d tokens: %d are cut at"
             " their beginning, %d are not used",
-            num_cut + num_unused,
-            len(examples),
-            limit,
-            num_cut,
-            num_unused,
+            *(num_cut + num_unused, len(examples), limit, num_cut, num_unused),
         )
     return fitting
 
@@ -245,9 +231,8 @@ def _without_beginning(prompt: Messages, num_characters: int) -> Any:
     messages = []
     for message in prompt:
         text = message["content"]
-        messages.append(
-            {**message, "content": text[num_characters:] if isinstance(text, str) else text}
-        )
+        shorter = text[num_characters:] if isinstance(text, str) else text
+        messages.append({**message, "content": shorter})
         num_characters = max(0, num_characters - len(text or ""))
     return messages
 
@@ -354,21 +339,16 @@ def save_weights(
 ) -> None:
     """Write the model, or its adapter alone, as ``save_pretrained`` does; an adapter's base is not
     looked up."""
-    if not hasattr(model, "peft_config"):
-        model.save_pretrained(folder, state_dict=state_dict)
-        return
-    model.save_pretrained(
-        folder, state_dict=state_dict, save_embedding_layers=_adapts_embeddings(model)
-    )
+    options: dict[str, Any] = {"state_dict": state_dict}
+    if hasattr(model, "peft_config"):
+        options["save_embedding_layers"] = _adapts_embeddings(model)
+    model.save_pretrained(folder, **options)
 
 
 def _adapts_embeddings(model: Any) -> bool:
     """Whether the adapter covers embeddings or the head, whose full weights are then
     saved with it."""
-    return bool(
-        {name for peft in model.peft_config.values() for name in peft.target_modules or ()}
-        & EMBEDDINGS
-    )
+    return any(EMBEDDINGS & set(peft.target_modules or ()) for peft in model.peft_config.values())
 
 
 def save_merged(model: Any, folder: Path) -> None:
@@ -389,17 +369,8 @@ def save_merged(model: Any, folder: Path) -> None:
 def _untie_adapted(model: Any) -> None:
     """Give each adapted layer weights of its own: merging an adapter into a shared weight would
     change both layers."""
-    owners = Counter(
-        id(p) for module in model.modules() for p in module._parameters.values() if p is not None
-    )
-    for module in [
-        layer.get_base_layer() for layer in model.modules() if hasattr(layer, "get_base_layer")
-    ]:
-        for name, parameter in module._parameters.items():
-            if parameter is not None and owners[id(parameter)] > 1:
-                module._parameters[name] = nn.Parameter(
-                    parameter.detach().clone(), requires_grad=False
-                )
+    adapted = [layer for layer in model.modules() if hasattr(layer, "get_base_layer")]
+    fsdp.untie(model, [layer.get_base_layer() for layer in adapted])
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
@@ -409,11 +380,8 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     Raises ``CheckpointError`` when they do not fit; nothing but safetensors files is read.
     """
     with reading(folder):
-        missing, unexpected = (
-            _load_adapter(model, folder)
-            if hasattr(model, "peft_config")
-            else _load_all(model, folder)
-        )
+        load = _load_adapter if hasattr(model, "peft_config") else _load_all
+        missing, unexpected = load(model, folder)
         fsdp.forget_whole(model)
     if missing or unexpected:
         raise CheckpointError(
@@ -426,12 +394,12 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 def _load_adapter(model: Any, folder: Path) -> tuple[list[str], list[str]]:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
-    tensors = load_file(folder / "adapter_model.safetensors")
-    parameters = fsdp.local_parameters(model) if fsdp.is_managed(model) else None
+    tensors, is_managed = load_file(folder / "adapter_model.safetensors"), fsdp.is_managed(model)
+    parameters = fsdp.local_parameters(model) if is_managed else None
     targets = get_peft_model_state_dict(
         model, state_dict=parameters, save_embedding_layers=_adapts_embeddings(model)
     )
-    if fsdp.is_managed(model):
+    if is_managed:
         return fsdp.scatter(tensors, {fsdp.plain(name): tensor for name, tensor in targets.items()})
     missing = sorted(targets.keys() - tensors.keys())
     outcome: Any = set_peft_model_state_dict(model, tensors)

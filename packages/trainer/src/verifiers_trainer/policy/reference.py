@@ -40,9 +40,7 @@ class Reference:
         self.weights: dict[str, Tensor] | None = None
         """Frozen values of the trained parameters; None: the adapter is disabled instead."""
         if sync_steps is not None or not hasattr(model, "peft_config"):
-            self.weights = {
-                name: fsdp.part(parameter).clone() for name, parameter in _trained(model)
-            }
+            self.weights = {name: fsdp.part(trained).clone() for name, trained in _trained(model)}
 
     @classmethod
     def of(cls, model: nn.Module, config: RLConfig) -> Reference | None:
@@ -63,7 +61,12 @@ class Reference:
                         return self.model(**arguments)
                 if fsdp.is_split(self.model):
                     return self._run_split(arguments)
-                return functional_call(self.model, self._in_model_dtype(), (), arguments)
+                # DeepSpeed may have changed the policy's layers to half precision
+                in_dtype = {
+                    name: self.weights[name].to(parameter.dtype)
+                    for name, parameter in _trained(self.model)
+                }
+                return functional_call(self.model, in_dtype, (), arguments)
         finally:
             self.model.train(was_training)
 
@@ -77,14 +80,6 @@ class Reference:
                 return self.model(**arguments)
         finally:
             fsdp.forget_whole(self.model)
-
-    def _in_model_dtype(self) -> dict[str, Tensor]:
-        """The copy in the dtype of the policy's layers, which DeepSpeed may have changed to half
-        precision."""
-        assert self.weights is not None
-        return {
-            name: self.weights[name].to(parameter.dtype) for name, parameter in _trained(self.model)
-        }
 
     def after_step(self, step: int) -> None:
         """Move towards the policy if the ``step``-th step is one of ``sync_steps``."""
@@ -136,6 +131,4 @@ def _adapter_off(model: Any) -> Iterator[None]:
 
 
 def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [
-        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
-    ]
+    return [named for named in model.named_parameters() if named[1].requires_grad]

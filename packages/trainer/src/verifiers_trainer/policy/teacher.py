@@ -160,11 +160,10 @@ class EndpointTeacher(_Frozen):
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
                 return decode_message(read_stream(response, MAX_FILE_BYTES, path), MAX_REPLY_VALUES)
-        except (urllib.error.URLError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
+            detail = ""
             if isinstance(error, urllib.error.HTTPError):
                 detail = error.read().decode(errors="replace")[:300]
-            else:
-                detail = ""
             raise EndpointUnreachable(
                 f"the teacher {self.url}/{path} failed: {error} {detail}".rstrip()
             ) from error
@@ -186,9 +185,7 @@ def sequences(ids: Tensor, position_ids: Tensor, arguments: dict[str, Tensor]) -
     for seq_id in seq_ids.unique().tolist():
         positions = (seq_ids == seq_id).nonzero().flatten()
         prompt = int(prompts[positions[0]])
+        if prompt != seq_id:
+            positions = torch.cat([(seq_ids == prompt).nonzero().flatten(), positions])
         if seq_id not in shared:
-            yield (
-                positions
-                if prompt == seq_id
-                else torch.cat([(seq_ids == prompt).nonzero().flatten(), positions])
-            )
+            yield positions
