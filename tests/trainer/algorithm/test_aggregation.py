@@ -90,12 +90,9 @@ def test_a_forked_rollout_counts_once_and_its_samples_share_its_weight(name):
 @EVERY_AGGREGATION
 def test_what_carries_no_loss_is_in_no_denominator(name):
     trained = [sample(3, 0, 0), sample(2, 1, 0)]
-    of_the_group, others = (
-        masked(sample(4, 4, 0)),
-        [masked(sample(5, 2, 1)), masked(sample(9, 3, 1))],
-    )
+    before, after, sibling = (masked(sample(*sizes)) for sizes in [(5, 2, 1), (9, 3, 1), (4, 4, 0)])
     alone = step_weights(trained, name, max_len=10)
-    among = step_weights([others[0], *trained, others[1], of_the_group], name, max_len=10)
+    among = step_weights([before, *trained, after, sibling], name, max_len=10)
     for weight, expected in zip(among.weights[1:3], alone.weights, strict=True):
         np.testing.assert_array_equal(weight, expected)
     assert not any(among.weights[i].any() for i in (0, 3, 4))

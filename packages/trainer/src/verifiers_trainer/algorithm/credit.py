@@ -92,8 +92,8 @@ class Siblings:
             np.append(math.nan if math.isnan(value) else 0.0, r)
             for r, value in zip(self.returns(settings.gamma), self.values, strict=True)
         ]
-        known = [row for row in rows if not np.isnan(row).any()]
-        longest = max(known, key=len, default=np.zeros(1))
+        complete = [row for row in rows if not np.isnan(row).any()]
+        longest = max(complete, key=len, default=np.zeros(1))
         unknown = np.full(len(longest), math.nan)
         filled = [
             unknown if np.isnan(row).any() else np.append(row, longest[len(row) :]) for row in rows

@@ -254,8 +254,8 @@ def _keep(row: LossInput, losses: Tensor, low: float, high: float) -> Tensor:
 def _trust_region(row: LossInput, keep: Tensor, penalty: float, ratio_cap: float | None) -> Tensor:
     rho = row.log_rho.exp()
     gain = rho if ratio_cap is None else rho.detach().clamp(max=ratio_cap) * row.log_pi
-    kept = torch.where(keep, gain * row.advantage, torch.zeros_like(gain))
-    return -kept + penalty * row.log_rho.square()
+    gains = torch.where(keep, gain * row.advantage, torch.zeros_like(gain))
+    return -gains + penalty * row.log_rho.square()
 
 
 def _sequence_sum(row: LossInput, values: Tensor) -> Tensor:

@@ -326,8 +326,8 @@ def settle(config: dict[str, Any], settings: TrainingArguments) -> None:
         ("gradient_clipping", "max_grad_norm"),
     ):
         if (theirs := config.get(name, "auto")) not in ("auto", ours[name]) and _is_first():
-            said = "DeepSpeed's %s is %s (%s); its configuration has %s"
-            log.warning(said, name, ours[name], because, theirs)
+            message = "DeepSpeed's %s is %s (%s); its configuration has %s"
+            log.warning(message, name, ours[name], because, theirs)
     config.update(
         ours,
         fp16={"enabled": False},

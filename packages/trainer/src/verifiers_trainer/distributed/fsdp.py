@@ -192,8 +192,8 @@ def scatter(
     """
     for name in tensors.keys() & targets.keys():
         tensor, target = tensors[name], targets[name]
-        if tensor.shape != (whole := deepspeed.size(target)):
-            raise ValueError(f"{name} has shape {list(tensor.shape)}, its parameter {list(whole)}")
+        if tensor.shape != (shape := deepspeed.size(target)):
+            raise ValueError(f"{name} has shape {list(tensor.shape)}, its parameter {list(shape)}")
         if deepspeed.holds(target):
             deepspeed.assign(target, tensor)
         else:

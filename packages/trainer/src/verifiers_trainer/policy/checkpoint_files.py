@@ -326,8 +326,11 @@ def load_rng(folder: Path, rank: int = 0) -> None:
     """
     path = folder / _rng_file(rank)
     if rank and not path.exists():
-        said = "%s was written by fewer processes, so rank %d begins with fresh random generators"
-        log.warning(said, folder, rank)
+        log.warning(
+            "%s was written by fewer processes, so rank %d begins with fresh random generators",
+            folder,
+            rank,
+        )
         return
     with reading(folder):
         with safe_open(path, "pt") as file:

@@ -144,8 +144,8 @@ def template_problem(
         return None
     return (
         f"the chat template does not only append: {report.first_difference}\n{report.advice} Or set"
-        " history='exact': the prompt then holds the tokens that the model sampled, earlier thoughts"
-        " included."
+        " history='exact': the prompt then holds the tokens that the model sampled, earlier"
+        " thoughts included."
     )
 
 

@@ -131,4 +131,4 @@ def _adapter_off(model: Any) -> Iterator[None]:
 
 
 def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [named for named in model.named_parameters() if named[1].requires_grad]
+    return [entry for entry in model.named_parameters() if entry[1].requires_grad]
