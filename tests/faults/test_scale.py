@@ -12,6 +12,7 @@ from verifiers.testing import FakeServer
 
 ENVIRONMENT = """
 import asyncio, resource, sys, time
+from itertools import chain
 import verifiers as vf
 from verifiers.storage.journal import Journal
 from verifiers.runs.plan import Plan
@@ -66,7 +67,7 @@ class Sink:
 async def main():
     sink = Sink()
     await Runner(env, RunContext(Model(), "m"), sink, concurrency=1024).run(
-        Plan(env.eval_table, [siblings] * 500).jobs()
+        chain.from_iterable(Plan(env.eval_table, [siblings] * 500).groups())
     )
     print(sink.most - before, time.monotonic() - began)
 
@@ -80,7 +81,7 @@ async def main():
     async def one(job):
         async with places:
             return await generate_and_score(env, job, context)
-    jobs = list(Plan(env.eval_table, [siblings] * 500).jobs())
+    jobs = list(chain.from_iterable(Plan(env.eval_table, [siblings] * 500).groups()))
     tasks = [asyncio.ensure_future(one(job)) for job in jobs]
     await asyncio.gather(*tasks)
     print(megabytes() - before, time.monotonic() - began)

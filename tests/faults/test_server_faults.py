@@ -291,7 +291,9 @@ async def test_what_is_no_completion_is_a_malformed_response_and_never_a_key_err
     with FakeServer("1", script=lambda hit: Behaviour(body=body)) as server:
         env, client, sink = single_turn(1), client_of(server, max_retries=1), Kept()
         context = RunContext(client, "scripted", require_tokens=True)
-        await Runner(env, context, sink, concurrency=1).run(Plan(list(env.eval_table), [1]).jobs())
+        await Runner(env, context, sink, concurrency=1).run(
+            *Plan(list(env.eval_table), [1]).groups()
+        )
         await client.aclose()
         assert server.count == 2
     (state,) = sink.states

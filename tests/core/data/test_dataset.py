@@ -3,6 +3,7 @@ and back."""
 
 import copy
 import csv
+import functools
 import json
 import logging
 import random
@@ -38,6 +39,7 @@ ROWS = [
     {"question": f"{i} + {i}?", "answer": str(2 * i), "difficulty": "hard" if i % 2 else "easy"}
     for i in range(6)
 ]
+pair = functools.partial(Table.pair, row_format=RowFormat())
 
 
 def rows_of(table):
@@ -78,7 +80,7 @@ def test_every_accepted_kind_gives_the_same_examples(tmp_path):
 
 def test_a_builder_is_called_once_and_only_when_rows_are_needed():
     calls = []
-    train, evaluation = Table.pair(lambda: calls.append(1) or ROWS, None)
+    train, evaluation = pair(lambda: calls.append(1) or ROWS, None)
     assert not calls
     barrier = threading.Barrier(4)
     threads = [
@@ -96,23 +98,23 @@ def test_splits_give_a_training_and_an_evaluation_set():
     def split(name):
         return [{"question": name}]
 
-    train, evaluation = Table.pair(
+    train, evaluation = pair(
         {"train": split("a"), "validation": split("b"), "test": split("c")}, None
     )
     assert (train[0].row["question"], evaluation[0].row["question"]) == ("a", "c")
-    _, evaluation = Table.pair({"train": split("a"), "validation": split("b")}, None)
+    _, evaluation = pair({"train": split("a"), "validation": split("b")}, None)
     assert evaluation[0].row["question"] == "b"
-    _, evaluation = Table.pair({"train": split("a"), "test": split("c")}, split("own"))
+    _, evaluation = pair({"train": split("a"), "test": split("c")}, split("own"))
     assert evaluation[0].row["question"] == "own"
-    _, evaluation = Table.pair(lambda: {"train": split("a"), "test": split("c")}, None)
+    _, evaluation = pair(lambda: {"train": split("a"), "test": split("c")}, None)
     assert evaluation[0].row["question"] == "c"
-    assert Table.pair({"train": split("a")}, None)[1] is None
-    assert Table.pair(split("a"), None)[1] is None
-    assert Table.pair(None, split("a"))[0] is None
+    assert pair({"train": split("a")}, None)[1] is None
+    assert pair(split("a"), None)[1] is None
+    assert pair(None, split("a"))[0] is None
 
 
 def test_a_builder_without_an_evaluation_split_falls_back_with_one_warning(caplog):
-    _, evaluation = Table.pair(lambda: ROWS, None)
+    _, evaluation = pair(lambda: ROWS, None)
     with caplog.at_level(logging.WARNING, "verifiers"):
         assert len(evaluation) == len(evaluation.take(-1)) == 6
     assert sum("evaluation set" in record.message for record in caplog.records) == 1

@@ -542,7 +542,7 @@ def test_equal_rows_by_content_alone_are_one_rollout():
     env = vf.SingleTurnEnv(dataset=sums(1) * 2)
     plain = [example.hash for example in env.train_table]
     assert plain[0] == plain[1]
-    numbered = [job.example.hash for job in Plan(env.train_table, [1, 1]).jobs()]
+    numbered = [job.example.hash for (job,) in Plan(env.train_table, [1, 1]).groups()]
     assert numbered == [plain[0], f"{plain[0]}.2"]
 
 

@@ -88,7 +88,7 @@ class Table(Sequence[Example]):
 
     @classmethod
     def pair(
-        cls, dataset: DatasetLike | None, eval_dataset: DatasetLike | None, **row_format: Any
+        cls, dataset: DatasetLike | None, eval_dataset: DatasetLike | None, row_format: RowFormat
     ) -> tuple[Table | None, Table | None]:
         """Create the training and the evaluation table, None for an absent table; see ``of``.
 
@@ -96,17 +96,16 @@ class Table(Sequence[Example]):
         ``eval_dataset``. The splits of a builder function are unknown here, so its evaluation table
         falls back to the training rows.
         """
-        format_ = RowFormat(**row_format)
         train = Source(dataset) if dataset is not None else None
-        table = cls(_Store(train.train, format_)) if train is not None else None
+        table = cls(_Store(train.train, row_format)) if train is not None else None
         if eval_dataset is not None:
-            return table, cls(_Store(Source(eval_dataset).only_evaluation, format_))
+            return table, cls(_Store(Source(eval_dataset).only_evaluation, row_format))
         if train is None:
             return None, None
         if is_builder(dataset):
-            return table, cls(_Store(lambda: _evaluation_or_all(train), format_))
+            return table, cls(_Store(lambda: _evaluation_or_all(train), row_format))
         if isinstance(dataset, Mapping) and train.evaluation() is not None:
-            return table, cls(_Store(train.only_evaluation, format_))
+            return table, cls(_Store(train.only_evaluation, row_format))
         return table, None
 
     @staticmethod

@@ -242,7 +242,7 @@ class Environment(Identified):
             self.oracle = oracle
         self.timeout_seconds = timeout_seconds
         self.max_total_completion_tokens = -1
-        formatting: dict[str, Any] = dict(
+        self.row_format = RowFormat(
             system_prompt=system_prompt,
             few_shot=few_shot,
             message_type=message_type,
@@ -250,8 +250,7 @@ class Environment(Identified):
             answer_key=answer_key,
             default_task=lambda: self.env_id or "default",
         )
-        self.row_format = RowFormat(**formatting)
-        self._tables = Table.pair(dataset, eval_dataset, **formatting)
+        self._tables = Table.pair(dataset, eval_dataset, self.row_format)
         self.monitor_rubric = Rubric(parser=self.parser)
         """Metrics of every rollout besides those of the rubric; they change neither reward nor
         advantage."""
@@ -465,9 +464,8 @@ class Environment(Identified):
     @property
     def eval_table(self) -> Table:
         """The evaluation examples; the training examples, with one warning, when there are none."""
-        return self._tables[1] if self._tables[1] is not None else self._fall_back_to_train()
-
-    def _fall_back_to_train(self) -> Table:
+        if self._tables[1] is not None:
+            return self._tables[1]
         self.warn_once(
             f"{self.env_id or type(self).__name__} has no evaluation set; its training set is used"
         )
@@ -744,11 +742,8 @@ class Environment(Identified):
         for name in _DETAILS:
             if num_tokens := getattr(usage, name, 0):
                 counts[name] = counts.get(name, 0) + num_tokens
-        if (
-            previous is None
-            and self.max_seq_len is not None
-            and _prompt_tokens(response) > self.max_seq_len
-        ):
+        num_prompt = step.num_prompt if step.has_tokens else usage.prompt_tokens
+        if previous is None and self.max_seq_len is not None and num_prompt > self.max_seq_len:
             state["prompt_too_long"] = True
             if step.has_tokens:
                 step.token_fields = {"overlong_prompt": True}
@@ -862,9 +857,3 @@ def _checked_few_shot(few_shot: Sequence[Mapping[str, Any]] | None) -> Any:
     except (ConfigError, TypeError, AttributeError) as error:
         raise ConfigError(f"few_shot cannot be read: {error}", key="few_shot") from error
     return few_shot
-
-
-def _prompt_tokens(response: Response) -> int:
-    if response.tokens is not None:
-        return len(response.tokens.prompt_ids)
-    return response.usage.prompt_tokens

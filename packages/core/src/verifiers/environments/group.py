@@ -12,8 +12,9 @@ rollouts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Unpack
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Concatenate, ParamSpec, Unpack
 
 from verifiers.clients.protocol import ClientLike
 from verifiers.data.examples import Example, Table
@@ -28,6 +29,7 @@ from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import closest
 from verifiers.storage.identity import Free
 
+P = ParamSpec("P")
 OF_THE_MEMBERS = (
     "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args"
     " max_seq_len timeout_seconds oracle"
@@ -42,6 +44,19 @@ class GroupOptions(RunDefaults, total=False):
     interleaved_rollouts: bool
     score_rollouts: bool
     pass_threshold: float | None
+
+
+def _forwarded(
+    setter: Callable[Concatenate[Environment, P], None],
+) -> Callable[Concatenate[EnvGroup, P], None]:
+    """The setter of a group: it sets the group, then each member."""
+
+    @functools.wraps(setter)
+    def call(group: EnvGroup, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        setter(group, *args, **kwargs)
+        group._each(setter.__name__, *args, **kwargs)
+
+    return call
 
 
 class EnvGroup(Environment):
@@ -194,25 +209,11 @@ class EnvGroup(Environment):
             if not hasattr(self, f"set_{name}"):  # a setter has forwarded it to the members
                 self._each("set_kwargs", **{name: settings[name]})
 
-    def set_max_seq_len(self, max_seq_len: int | None) -> None:
-        super().set_max_seq_len(max_seq_len)
-        self._each("set_max_seq_len", max_seq_len)
-
-    def set_interleaved_rollouts(self, interleaved_rollouts: bool) -> None:
-        super().set_interleaved_rollouts(interleaved_rollouts)
-        self._each("set_interleaved_rollouts", interleaved_rollouts)
-
-    def set_score_rollouts(self, score_rollouts: bool) -> None:
-        super().set_score_rollouts(score_rollouts)
-        self._each("set_score_rollouts", score_rollouts)
-
-    def set_concurrency(self, concurrency: int) -> None:
-        super().set_concurrency(concurrency)
-        self._each("set_concurrency", concurrency)
-
-    def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
-        super().set_max_total_completion_tokens(max_total_completion_tokens)
-        self._each("set_max_total_completion_tokens", max_total_completion_tokens)
+    set_max_seq_len = _forwarded(Environment.set_max_seq_len)
+    set_interleaved_rollouts = _forwarded(Environment.set_interleaved_rollouts)
+    set_score_rollouts = _forwarded(Environment.set_score_rollouts)
+    set_concurrency = _forwarded(Environment.set_concurrency)
+    set_max_total_completion_tokens = _forwarded(Environment.set_max_total_completion_tokens)
 
     def add_rubric(self, rubric: Rubric) -> None:
         """Add ``rubric`` to every member."""

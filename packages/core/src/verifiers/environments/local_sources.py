@@ -56,7 +56,7 @@ class LocalSource:
         """
         path = short_path(self.file)
         try:
-            tree = self._tree()
+            tree = parse_python(read_file(self.file))
         except SyntaxError as error:
             return EnvironmentLoadError(
                 f"{path}:{error.lineno}: SyntaxError: {error.msg}", file=path, line=error.lineno
@@ -64,9 +64,6 @@ class LocalSource:
         except (OSError, ValueError) as error:
             return EnvironmentLoadError(f"{path} cannot be read: {error}", file=path)
         return missing_loader(tree, path, self.attribute.partition(".")[0], star)
-
-    def _tree(self) -> ast.Module:
-        return parse_python(read_file(self.file))
 
     def load(self) -> ModuleType:
         """Import the module from its file. A name that another module has is not taken from it."""

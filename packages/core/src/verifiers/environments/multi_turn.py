@@ -126,7 +126,9 @@ class MultiTurnEnv(Environment):
     def max_seq_len_reached(self, state: State) -> Any:
         if self.max_seq_len is None or not state.record.transcript or state["prompt_too_long"]:
             return False
-        return _num_tokens(state) >= self.max_seq_len
+        turn, usage = state.record.transcript.turns[-1], state.record.usage
+        num_tokens: int = usage.get("final_input_tokens", 0) + usage.get("final_output_tokens", 0)
+        return (turn.num_tokens if turn.has_tokens else num_tokens) >= self.max_seq_len
 
     @stop
     def max_turns_reached(self, state: State) -> Any:
@@ -156,11 +158,3 @@ def _without_state(response: tuple[Any, ...], state: State) -> Any:
     if last is not state:
         state.update(last)
     return response[0]
-
-
-def _num_tokens(state: State) -> int:
-    turn = state.record.transcript.turns[-1]
-    if turn.has_tokens:
-        return turn.num_tokens
-    usage = state.record.usage
-    return int(usage.get("final_input_tokens", 0) + usage.get("final_output_tokens", 0))

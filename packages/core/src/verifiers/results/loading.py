@@ -21,7 +21,7 @@ from verifiers.results.export import read_parquet
 from verifiers.results.index_file import open_index
 from verifiers.results.labels import LABEL, completion_hash, read_labels
 from verifiers.results.outputs import GenerateOutputs
-from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, fill_advantages, saved_row
+from verifiers.results.rows import RolloutOutput, fill_advantages, keep_columns, saved_row
 from verifiers.results.run_metadata import FACTS, GenerateMetadata
 from verifiers.results.stored import StoredOutputs
 from verifiers.runtime.bounded import MAX_ROW_BYTES, open_file
@@ -92,7 +92,8 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     outputs = [saved_row(row, location, metric_names) for location, row in rows]
     _add_labels(outputs, [row for _, row in rows], read_labels(file.parent))
     if state_columns is not None:
-        _keep_columns(outputs, state_columns)
+        for output in outputs:
+            keep_columns(output, state_columns)
     _sort(outputs)
     if fills_advantages:
         fill_advantages(outputs)
@@ -187,13 +188,6 @@ def _newest(rows: Iterator[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
         by_key.pop(key, None)
         by_key[key] = line, row
     return list(by_key.values())
-
-
-def _keep_columns(outputs: list[RolloutOutput], state_columns: Sequence[str]) -> None:
-    for output in outputs:
-        columns = {*FIELDS, *DISK_FIELDS, *output["metrics"], *state_columns}
-        for name in [name for name in output if name not in columns]:
-            del output[name]
 
 
 def _sort(outputs: list[RolloutOutput]) -> None:

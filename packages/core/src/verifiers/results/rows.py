@@ -187,6 +187,13 @@ def json_ready(value: object) -> Any:
     return decode_row(encode_row({"value": value}))["value"]
 
 
+def keep_columns(output: RolloutOutput, state_columns: Sequence[str]) -> None:
+    """Remove the extra columns of a rollout but these."""
+    columns = {*FIELDS, *DISK_FIELDS, *output["metrics"], *state_columns}
+    for name in [name for name in output if name not in columns]:
+        del output[name]
+
+
 def fill_advantages(outputs: Sequence[RolloutOutput]) -> None:
     """Set the advantages of every group that has none: reward minus group mean.
 

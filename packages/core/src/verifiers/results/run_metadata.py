@@ -204,26 +204,20 @@ class GenerateMetadata(AttributeDict):
         *Raises* TypeError for an unknown fact.
         """
         measured = rollouts if isinstance(rollouts, Measurements) else Measurements.of(rollouts)
-        plan_sizes = {
-            name: facts.pop(name, None) for name in ("num_examples", "rollouts_per_example")
-        }
+        num_examples: Any = facts.pop("num_examples", None)
+        siblings: Any = facts.pop("rollouts_per_example", None)
         if unknown := facts.keys() - FACTS.keys():
             raise TypeError(f"metadata has no field {sorted(unknown)[0]!r}")
         metadata = cls(FACTS | facts)
         if metadata["path_to_save"] is not None:
             metadata["path_to_save"] = Path(metadata["path_to_save"])
         metadata["time_ms"] = metadata["time"] * 1000
-        counts = Counter(measured.examples) if None in plan_sizes.values() else Counter()
-        metadata["num_examples"] = (
-            len(counts) if plan_sizes["num_examples"] is None else plan_sizes["num_examples"]
-        )
-        siblings = plan_sizes["rollouts_per_example"]
-        metadata["rollouts_per_example"] = (
-            max(counts.values(), default=1) if siblings is None else siblings
-        )
-        metadata.update(
-            _statistics(measured, metadata["rollouts_per_example"], metadata["pass_threshold"])
-        )
+        if num_examples is None or siblings is None:
+            counts = Counter(measured.examples)
+            num_examples = len(counts) if num_examples is None else num_examples
+            siblings = max(counts.values(), default=1) if siblings is None else siblings
+        metadata.update(num_examples=num_examples, rollouts_per_example=siblings)
+        metadata.update(_statistics(measured, siblings, metadata["pass_threshold"]))
         metadata["cost_usd"] = cost_usd(metadata["prices"], measured)
         return metadata
 
@@ -245,6 +239,7 @@ def successes(outputs: Sequence[Mapping[str, Any]], threshold: float | None = No
 
 def _statistics(measured: Measurements, siblings: int, threshold: float | None) -> dict[str, Any]:
     rewards, examples = measured.rewards, measured.examples
+    num_rollouts = len(rewards)
     num_failed = sum(
         count for error, count in Counter(measured.errors).items() if _is_of_rollout(error)
     )
@@ -254,7 +249,7 @@ def _statistics(measured: Measurements, siblings: int, threshold: float | None) 
     successes = solved(rewards, measured.metrics.get(SUCCESS), threshold)
     passed = pass_rates(successes, examples, siblings)
     return {
-        "num_rollouts": len(measured),
+        "num_rollouts": num_rollouts,
         "num_errors": num_failed,
         "num_unscored": sum(not _is_of_rollout(error) for error in unscored),
         "avg_reward": mean(rewards),
@@ -262,7 +257,7 @@ def _statistics(measured: Measurements, siblings: int, threshold: float | None) 
         "avg_success": mean(successes),
         "success_stderr": clustered_stderr(successes, examples),
         "avg_metrics": {name: mean(values) for name, values in measured.metrics.items()},
-        "avg_error": num_failed / len(measured) if len(measured) else 0.0,
+        "avg_error": num_failed / num_rollouts if num_rollouts else 0.0,
         "stop_conditions": {
             str(stop): count for stop, count in Counter(measured.stop_conditions).items() if stop
         },

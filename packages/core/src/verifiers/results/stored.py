@@ -19,7 +19,7 @@ from verifiers.results.columns import Selection
 from verifiers.results.index import RowIndex
 from verifiers.results.labels import LABEL
 from verifiers.results.outputs import COLUMNS, GenerateOutputs
-from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, set_advantage
+from verifiers.results.rows import DISK_FIELDS, RolloutOutput, keep_columns, set_advantage
 from verifiers.results.run_metadata import GenerateMetadata, Measurements
 from verifiers.results.statistics import numbered
 from verifiers.rollouts.error_info import ErrorInfo
@@ -104,9 +104,7 @@ class StoredOutputs(GenerateOutputs):
     def _output(self, index: int, output: RolloutOutput) -> RolloutOutput:
         """A rollout as it is on disk, without what these results leave out."""
         if self._state_columns is not None:
-            columns = {*FIELDS, *DISK_FIELDS, *self._state_columns, *output["metrics"]}
-            for name in [name for name in output if name not in columns]:
-                del output[name]
+            keep_columns(output, self._state_columns)
         if self._labels is not None:
             output[LABEL] = self._labels.get(int(self._numbers[index]))
         if self._example_ids is not None:

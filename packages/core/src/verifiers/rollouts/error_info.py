@@ -47,9 +47,9 @@ class ErrorInfo(AttributeDict):
             name, _, message = str(error).partition(": ")
             if not name.isidentifier():
                 name, message = str(error).split("(", 1)[0], str(error)
-            unknown = dict.fromkeys(("error_chain_repr", "error_chain_str", "where", "traceback"))
-            known = {"error": name, "message": redacted_text(message)}
-            return cls(unknown | {"retryable": False, "attempts": 0} | known)
+            blank = dict.fromkeys(("error_chain_repr", "error_chain_str", "where", "traceback"))
+            text = redacted_text(message)
+            return cls(blank, error=name, message=text, retryable=False, attempts=0)
         chain = error_chain(error)
         attempts = getattr(error, "attempts", None)
         return cls(

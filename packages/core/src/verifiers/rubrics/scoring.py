@@ -198,8 +198,8 @@ async def _set_advantages(function: RewardFunction | None, states: Sequence[Stat
         advantages = [NAN] * len(states)
         numbers = [number for number, reward in enumerate(rewards) if not math.isnan(reward)]
         if numbers:
-            known = ArgumentResolver([states[number] for number in numbers])
-            (values,) = await _values([function], known)
+            resolver = ArgumentResolver([states[number] for number in numbers])
+            (values,) = await _values([function], resolver)
             errors = [value for value in values if isinstance(value, ScoringError)]
             for number, value in zip(numbers, values, strict=True):
                 if errors:

@@ -8,7 +8,6 @@ the keywords of a call, older names included. ``run`` and ``runner`` implement t
 
 from __future__ import annotations
 
-import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -78,6 +77,7 @@ DEFAULT_CONCURRENCY = 1024
 WORKER_BACKENDS = ("process", "ray")
 
 Limit = Annotated[float, Meta(gt=0.0, le=FINITE, description="a number above 0")]
+Finite = Annotated[float, Meta(ge=-FINITE, le=FINITE)]
 Seconds = Annotated[float, Meta(gt=0.0, description="a positive number of seconds")]
 
 
@@ -237,30 +237,22 @@ def parse(
 
     *Raises* ConfigError for unknown keywords, with suggestions, and for invalid values.
     """
-    settings, sampling = _options_of(keywords, counts) if keywords else ({}, {})
+    settings = compat.rename(keywords, compat.RUN_OPTIONS, "evaluate/generate")
+    sampling = compat.rename(
+        {name: settings.pop(name) for name in list(settings) if name in SAMPLING_NAMES},
+        compat.SAMPLING_ARGS,
+        "sampling",
+    )
+    for name in (*NO_LONGER_NEEDED, *counts):
+        settings.pop(name, None)
+    valid_names = (*(field.name for field in fields(RunOptions)), *counts, *SAMPLING_NAMES)
+    check_keywords(settings, valid_names, "evaluate/generate")
     if "max_concurrent" not in settings and getattr(env, "max_concurrent", None):
         settings["max_concurrent"] = env.max_concurrent
     if settings.get("state_columns") is None:
         settings.pop("state_columns", None)
     options = RunOptions(**settings)
     _check(options, settings)
-    return options, sampling
-
-
-def _options_of(
-    keywords: Mapping[str, Any], counts: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(options, sampling arguments) of the keywords of a call, by their present names."""
-    options = compat.rename(keywords, compat.RUN_OPTIONS, "evaluate/generate")
-    sampling = compat.rename(
-        {name: options.pop(name) for name in list(options) if name in SAMPLING_NAMES},
-        compat.SAMPLING_ARGS,
-        "sampling",
-    )
-    for name in (*NO_LONGER_NEEDED, *counts):
-        options.pop(name, None)
-    valid_names = (*(field.name for field in fields(RunOptions)), *counts, *SAMPLING_NAMES)
-    check_keywords(options, valid_names, "evaluate/generate")
     return options, sampling
 
 
@@ -328,7 +320,7 @@ def _check(options: RunOptions, settings: Mapping[str, Any]) -> None:
             "cache_dir serves the requests of this process alone; run with num_workers=0"
         )
     ends = options.reward_range
-    if len(ends) != 2 or not all(map(_is_number, ends)) or not ends[0] < ends[1]:
+    if len(ends) != 2 or not all(fits(end, Finite) for end in ends) or not ends[0] < ends[1]:
         raise _invalid("reward_range", ends, "two numbers, the lowest and the highest reward")
     if options.worker_backend not in WORKER_BACKENDS:
         raise _invalid(
@@ -342,10 +334,6 @@ def _check(options: RunOptions, settings: Mapping[str, Any]) -> None:
         raise ConfigError(
             "push_to_hub needs hub_name, the name of the dataset to publish", key="hub_name"
         )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _invalid(name: str, value: object, requirement: str) -> ConfigError:

@@ -140,11 +140,6 @@ class Plan:
             return self.examples.at(indexes)
         return [self.examples[index] for index in indexes]
 
-    def jobs(self) -> Iterator[Job]:
-        """One job at a time."""
-        for group in self.groups():
-            yield from group
-
 
 def numbered(example: Example, counts: dict[str, int]) -> Example:
     """The example; the second and later examples of equal content with their number after the hash

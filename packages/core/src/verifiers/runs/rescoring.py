@@ -71,23 +71,19 @@ async def rescore(
     saved = load_results(path)
     if not len(saved):
         raise ConfigError(f"{path} has no rollouts to score", path=str(path))
-    columns = tuple(
-        dict.fromkeys(name for output in saved.outputs for name in _extra_columns(output))
-    )
+    columns: dict[str, None] = {}
+    for output in saved.outputs:
+        fields = {*FIELDS, *DISK_FIELDS, *output["metrics"], "judge_response", "judge_replies"}
+        columns |= dict.fromkeys(name for name in output if name not in fields)
     options = replace(
         options or RunOptions(),
-        state_columns=columns,
+        state_columns=tuple(columns),
         preflight=False,
         keep_states=False,
         abort_after=0,  # the saved errors are not faults of this run
         score_rollouts=True,
     )
     return await _Rescoring(env, saved, path, options).execute()
-
-
-def _extra_columns(output: RolloutOutput) -> list[str]:
-    columns = {*FIELDS, *DISK_FIELDS, *output["metrics"], "judge_response", "judge_replies"}
-    return [name for name in output if name not in columns]
 
 
 class _Rescoring(Run):

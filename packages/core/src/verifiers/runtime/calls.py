@@ -209,7 +209,7 @@ def num_positional(function: Callable[..., Any]) -> int:
 
 
 def settle(
-    future: asyncio.Future[T] | None, value: Any = None, error: BaseException | None = None
+    future: asyncio.Future[Any] | None, value: object = None, error: BaseException | None = None
 ) -> None:
     """Give a future its value or its error, unless there is none, or it was cancelled meanwhile."""
     if future is None or future.done():

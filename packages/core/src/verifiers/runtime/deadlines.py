@@ -63,8 +63,11 @@ class Deadline:
             timer.waiting.pop(self, None)
         elif timer is not None:
             timer.cancel()  # type: ignore[union-attr]  # the other kind of timer is a handle
-        if self.expired and self._uncancelled() and kind is asyncio.CancelledError:
-            raise TimeoutError from error
+        if self.expired and self.task is not None:
+            # undo the cancellation by this limit, unless the task was also cancelled otherwise
+            is_alone = self.task.uncancel() <= self._cancelling
+            if is_alone and kind is asyncio.CancelledError:
+                raise TimeoutError from error
         return None
 
     def expire(self) -> None:
@@ -72,10 +75,6 @@ class Deadline:
         self.expired = True
         if self.task is not None:
             self.task.cancel()
-
-    def _uncancelled(self) -> bool:
-        """Undo the cancellation by this limit; False when the task was also cancelled otherwise."""
-        return self.task is not None and self.task.uncancel() <= self._cancelling
 
 
 class _Ticker:
