@@ -60,19 +60,17 @@ _PI = json.dumps(
     },
     indent=1,
 )
-_MINI = (
-    "python3 -m minisweagent.run.mini -y --exit-immediately -m openai/{model} {args} -t {prompt}"
-)
+
+
+def _words(command: str) -> tuple[str, ...]:
+    return tuple(command.split())
+
 
 BUILTIN: dict[str, dict[str, Any]] = {
     "codex": {
-        "command": (
-            "{program}",
-            "exec",
-            "--skip-git-repo-check",
-            "--dangerously-bypass-approvals-and-sandbox",
-            "{args}",
-            "{prompt}",
+        "command": _words(
+            "{program} exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox"
+            " {args} {prompt}"
         ),
         "dialect": "responses",
         "environment": {"CODEX_HOME": "{home}/.codex", "OPENAI_API_KEY": KEY},
@@ -84,7 +82,7 @@ BUILTIN: dict[str, dict[str, Any]] = {
         "note": "Apache-2.0",
     },
     "opencode": {
-        "command": ("{program}", "run", "{args}", "{prompt}"),
+        "command": _words("{program} run {args} {prompt}"),
         "dialect": "chat",
         "environment": {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
         "files": {"~/.config/opencode/opencode.json": _OPENCODE},
@@ -95,17 +93,7 @@ BUILTIN: dict[str, dict[str, Any]] = {
         "note": "MIT",
     },
     "pi": {
-        "command": (
-            "node",
-            "{program}",
-            "--provider",
-            "local",
-            "--model",
-            "{model}",
-            "{args}",
-            "-p",
-            "{prompt}",
-        ),
+        "command": _words("node {program} --provider local --model {model} {args} -p {prompt}"),
         "dialect": "chat",
         "environment": {"PI_OFFLINE": "1"},
         "files": {"~/.pi/agent/models.json": _PI},
@@ -117,14 +105,7 @@ BUILTIN: dict[str, dict[str, Any]] = {
         "note": "MIT",
     },
     "claude-code": {
-        "command": (
-            "{program}",
-            "--bare",
-            "-p",
-            "--dangerously-skip-permissions",
-            "{args}",
-            "{prompt}",
-        ),
+        "command": _words("{program} --bare -p --dangerously-skip-permissions {args} {prompt}"),
         "dialect": "messages",
         "environment": {
             "ANTHROPIC_BASE_URL": "{root_url}",
@@ -145,7 +126,7 @@ BUILTIN: dict[str, dict[str, Any]] = {
         "note": "proprietary: read its licence before you install it",
     },
     "qwen-code": {
-        "command": ("node", "{program}", "--yolo", "{args}", "-p", "{prompt}"),
+        "command": _words("node {program} --yolo {args} -p {prompt}"),
         "dialect": "chat",
         "environment": {
             "OPENAI_BASE_URL": "{base_url}",
@@ -161,7 +142,10 @@ BUILTIN: dict[str, dict[str, Any]] = {
         "note": "Apache-2.0",
     },
     "mini-swe-agent": {
-        "command": tuple(_MINI.split()),
+        "command": _words(
+            "python3 -m minisweagent.run.mini -y --exit-immediately -m openai/{model} {args}"
+            " -t {prompt}"
+        ),
         "dialect": "chat",
         "environment": {
             "PYTHONPATH": "{package}",

@@ -75,7 +75,7 @@ ENVIRONMENT_METHODS = {
     "_get_eval_inputs": "verifiers.legacy.running:eval_inputs",
     "_prepare_rollout_results": "verifiers.legacy.running:rollout_results",
     "_cleanup": "verifiers.legacy.running:clean_up",
-    "_teardown": "verifiers.legacy.running:tear_down",
+    "_teardown": "aclose",
     "increment_state_usage_from_response": (
         "verifiers.legacy.running:increment_state_usage_from_response"
     ),

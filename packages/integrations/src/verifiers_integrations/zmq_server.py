@@ -59,16 +59,7 @@ TASK_FIELDS: dict[str, Sequence[Any]] = {
 }
 """Fields of a task that ask for a container or a limit -> the values with which they ask for
 nothing."""
-OTHER_FIELDS = (
-    "idx",
-    "id",
-    "name",
-    "description",
-    "artifact_max_bytes",
-    "prompt",
-    "system_prompt",
-    "split",
-)
+OTHER_FIELDS = "idx id name description artifact_max_bytes prompt system_prompt split".split()
 STOP_CONDITIONS = {
     StopReason.ERROR: "error",
     StopReason.TIMEOUT: "agent_timeout",

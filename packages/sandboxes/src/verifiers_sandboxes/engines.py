@@ -53,16 +53,8 @@ class Docker(ContainerBackend):
         image = f"{LABEL.replace('.', '-')}:{root.digest}"
         await self._ensure_image(program, image, root)
         name = f"{LABEL.replace('.', '-')}-{os.getpid()}-{secrets.token_hex(6)}"
-        argv = [
-            program,
-            "run",
-            "--rm",
-            "--interactive",
-            "--name",
-            name,
-            "--label",
-            f"{LABEL}={os.getpid()}",
-        ]
+        options = f"run --rm --interactive --name {name} --label {LABEL}={os.getpid()}"
+        argv = [program, *options.split()]
         argv += [*_confinement(spec), *self.extra_options, *self._options]
         for inside, path in root.visible.items():
             argv += ["--mount", f"type=bind,source={path},target={inside},readonly"]
@@ -98,29 +90,16 @@ def _confinement(spec: SandboxSpec) -> list[str]:
     user = unique_uid() if os.getuid() == 0 else 1 + unique_uid() % 60000
     memory = f"{spec.memory_mb + INTERPRETER_MB}m"
     processes = spec.num_processes + OWN_PROCESSES + 1
-    options = (
+    return (
         "--read-only --cap-drop ALL --security-opt no-new-privileges --ipc private --log-driver"
-        " none --pull never"
-    )
-    return [
-        *options.split(),
-        *([] if spec.network else ["--network", "none"]),
-        *["--user", f"{user}:{user}", "--hostname", "sandbox", "--workdir", "/"],
-        *[
-            "--tmpfs",
-            f"{ROOT}:rw,nosuid,nodev,exec,size={files_mb}m,mode=1777",
-            "--shm-size",
-            f"{shared_mb}m",
-        ],
-        *["--memory", memory, "--memory-swap", memory, "--pids-limit", str(processes)],
-        *[
-            "--ulimit",
-            f"nofile={MAX_FILES}:{MAX_FILES}",
-            "--ulimit",
-            f"nproc={processes}:{processes}",
-        ],
-        *["--ulimit", "core=0:0"],
-    ]
+        f" none --pull never {'' if spec.network else '--network none'}"
+        f" --user {user}:{user} --hostname sandbox --workdir /"
+        f" --tmpfs {ROOT}:rw,nosuid,nodev,exec,size={files_mb}m,mode=1777"
+        f" --shm-size {shared_mb}m"
+        f" --memory {memory} --memory-swap {memory} --pids-limit {processes}"
+        f" --ulimit nofile={MAX_FILES}:{MAX_FILES} --ulimit nproc={processes}:{processes}"
+        " --ulimit core=0:0"
+    ).split()
 
 
 def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -52,26 +52,9 @@ class Nsjail(ContainerBackend):
     async def launch(self, program: str, spec: SandboxSpec, init_command: list[str]) -> Launch:
         root = root_for(tuple(spec.packages))
         files_mb, shared_mb = file_sizes(spec)
-        argv = [
-            program,
-            "--mode",
-            "o",
-            "--quiet",
-            "--chroot",
-            str(root.folder),
-            "--hostname",
-            "sandbox",
-            "--cwd",
-            "/",
-        ]
-        argv += [
-            "--time_limit",
-            str(math.ceil(spec.wall_s) + 60),
-            "--nice_level",
-            "0",
-            *LIMITS,
-            *_user(),
-        ]
+        options = f"--time_limit {math.ceil(spec.wall_s) + 60} --nice_level 0"
+        argv = [program, *"--mode o --quiet --hostname sandbox --cwd /".split()]
+        argv += ["--chroot", str(root.folder), *options.split(), *LIMITS, *_user()]
         for inside, path in root.visible.items():
             argv += ["--bindmount_ro", f"{path}:{inside}"]
         argv += ["--mount", "none:/dev:tmpfs:size=64k,mode=755"]

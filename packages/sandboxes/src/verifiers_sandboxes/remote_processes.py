@@ -18,7 +18,12 @@ from typing import Any, Protocol
 
 from verifiers.errors import SandboxError
 from verifiers.sandbox.guest import frames
-from verifiers.sandbox.host.session import LIMITS, MAX_READ_BYTES, max_header_bytes, worker_settings
+from verifiers.sandbox.host.session import (
+    MAX_READ_BYTES,
+    limit_in,
+    max_header_bytes,
+    supervisor_settings,
+)
 from verifiers.sandbox.protocol import SandboxSpec
 
 END_S = 20.0
@@ -88,7 +93,7 @@ class RemoteProcesses:
         error, self._transport_error = self._transport_error, None
         if error is not None:
             raise SandboxError(f"The sandbox is gone: {error}") from error
-        return reply.get("cause") if reply.get("cause") in LIMITS else None
+        return limit_in(reply)
 
     async def clear(self) -> None:
         self.kill()
@@ -182,13 +187,7 @@ def encoded_settings(
     ``confined``: drop privileges and install the system-call filter.
     """
     settings = {
-        **worker_settings(spec),
-        "memory_mb": spec.memory_mb,
-        "file_mb": spec.file_mb,
-        "num_processes": spec.num_processes,
-        "cpu_s": spec.cpu_s,
-        "env": dict(spec.env),
-        "working_dir": spec.working_dir,
+        **supervisor_settings(spec),
         "home": home,
         "places": mount_points,
         "folders": folders,

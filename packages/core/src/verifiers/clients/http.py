@@ -59,14 +59,7 @@ from verifiers.types import ModelRequest, Response
 MAX_TOKENS = "max_completion_tokens"
 KEEPALIVE_S = 4.5  # below the 5 s after which uvicorn closes an idle connection
 SPARE_FILES = 64  # files that the rest of the process may open later
-PROXY_VARIABLES = (
-    "HTTP_PROXY",
-    "HTTPS_PROXY",
-    "ALL_PROXY",
-    "http_proxy",
-    "https_proxy",
-    "all_proxy",
-)
+PROXY_VARIABLES = "HTTP_PROXY HTTPS_PROXY ALL_PROXY http_proxy https_proxy all_proxy".split()
 
 
 class Pool:

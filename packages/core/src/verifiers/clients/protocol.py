@@ -282,13 +282,9 @@ class ClientConfig:
         remember_secrets(self.extra_headers)
         check_client_type(self.client_type)
         _fill_in_vendor(self)
-        for name in (
-            "timeout",
-            "connect_timeout",
-            "idle_timeout",
-            "max_connections",
-            "max_response_bytes",
-        ):
+        for (
+            name
+        ) in "timeout connect_timeout idle_timeout max_connections max_response_bytes".split():
             if not getattr(self, name) > 0:
                 raise ConfigError(
                     f"ClientConfig.{name} must be above 0, not {getattr(self, name)!r}", key=name

@@ -4,6 +4,7 @@ handlers, usage."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -91,19 +92,14 @@ async def run_rollouts(
     return await asyncio.gather(*map(run, prompts, answers, tasks, infos))
 
 
-def stop_conditions(env: Environment) -> list[Callable[..., Any]]:
-    """The bound ``@stop`` methods, highest priority first, then by name."""
-    return [method for _, method, _ in decorated(env, "stop")]
+def _decorated(kind: str, env: Environment) -> list[Callable[..., Any]]:
+    """The bound methods of a kind, highest priority first, then by name."""
+    return [method for _, method, _ in decorated(env, kind)]
 
 
-def cleanup_handlers(env: Environment) -> list[Callable[..., Any]]:
-    """The bound ``@cleanup`` methods, in the same order."""
-    return [method for _, method, _ in decorated(env, "cleanup")]
-
-
-def teardown_handlers(env: Environment) -> list[Callable[..., Any]]:
-    """The bound ``@teardown`` methods, in the same order."""
-    return [method for _, method, _ in decorated(env, "teardown")]
+stop_conditions = functools.partial(_decorated, "stop")
+cleanup_handlers = functools.partial(_decorated, "cleanup")
+teardown_handlers = functools.partial(_decorated, "teardown")
 
 
 async def clean_up(env: Environment, state: State) -> None:
@@ -111,11 +107,6 @@ async def clean_up(env: Environment, state: State) -> None:
     for _, method, options in decorated(env, "cleanup"):
         if options.stage != "group":
             await maybe_await(method(state))
-
-
-async def tear_down(env: Environment) -> None:
-    """``env.aclose()``."""
-    await env.aclose()
 
 
 def mark_timed_out(env: Environment, state: State) -> None:

@@ -66,14 +66,7 @@ class SandboxSpec:
     in use counts."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "memory_mb",
-            "cpu_s",
-            "wall_s",
-            "file_mb",
-            "num_processes",
-            "max_output_bytes",
-        ):
+        for name in "memory_mb cpu_s wall_s file_mb num_processes max_output_bytes".split():
             if not getattr(self, name) > 0:
                 raise ConfigError(
                     f"SandboxSpec.{name} is {getattr(self, name)!r}; it must be above 0"

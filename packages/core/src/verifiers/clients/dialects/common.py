@@ -108,17 +108,13 @@ def calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
     ]
 
 
-def assistant(
-    text: str, calls: Sequence[ToolCall], reasoning: str, blocks: Sequence[Any] = ()
-) -> Message:
+def assistant(text: str, calls: Sequence[ToolCall], reasoning: str) -> Message:
     """Return an assistant message without empty fields."""
     message = Message(role="assistant", content=text or (None if calls else ""))
     if calls:
         message["tool_calls"] = list(calls)
     if reasoning:
         message["reasoning_content"] = reasoning
-    if blocks:
-        message["thinking_blocks"] = list(blocks)
     return message
 
 

@@ -53,16 +53,7 @@ _CALLS = frozenset(("function_call", "custom_tool_call", "local_shell_call"))
 _OUTPUTS = frozenset(("function_call_output", "custom_tool_call_output", "local_shell_call_output"))
 _OTHER_DIALECT = frozenset(("thinking", "redacted_thinking", "text", "tool_use"))
 _KEPT_ELSEWHERE = ("previous_response_id", "conversation", "background", "prompt")
-_REPEATED = (
-    "instructions",
-    "metadata",
-    "text",
-    "truncation",
-    "store",
-    "user",
-    "prompt_cache_key",
-    "reasoning",
-)
+_REPEATED = "instructions metadata text truncation store user prompt_cache_key reasoning".split()
 _FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _SHELL = {
     "type": "object",

@@ -47,6 +47,14 @@ def episode_rows(num_train: int, num_eval: int, seed: int) -> tuple[Rows | None,
     return rows(0, num_train), rows(num_train, num_eval)
 
 
+def add_rows(parameters: Any, num_train: int, num_eval: int, seed: int) -> None:
+    """Set ``dataset`` and ``eval_dataset`` of an environment without either. *Raises* ConfigError
+    as ``episode_rows``."""
+    if parameters.get("dataset") is None and parameters.get("eval_dataset") is None:
+        train, evaluation = episode_rows(num_train, num_eval, seed)
+        parameters["dataset"], parameters["eval_dataset"] = train, evaluation
+
+
 def seed_of(row: Mapping[str, Any], seed: int) -> int:
     """Return the seed of a row or a state: its ``info["seed"]``, else ``seed + example_id``."""
     stored = row["info"].get("seed")

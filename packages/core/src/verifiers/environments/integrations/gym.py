@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from verifiers.data.messages import message_text
 from verifiers.environments.integrations import extras
-from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
+from verifiers.environments.integrations.episodes import add_rows, opened, seed_of
 from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import Hook, cleanup, maybe_await, passes
@@ -106,9 +106,7 @@ class GymEnv(MultiTurnEnv):
             raise ConfigError(
                 f"max_episode_steps is {max_episode_steps}; it must be 1 or more, or None"
             )
-        if parameters.get("dataset") is None and parameters.get("eval_dataset") is None:
-            train, evaluation = episode_rows(num_train_episodes, num_eval_episodes, seed)
-            parameters["dataset"], parameters["eval_dataset"] = train, evaluation
+        add_rows(parameters, num_train_episodes, num_eval_episodes, seed)
         if parameters.get("rubric") is None:
             parameters["rubric"] = EpisodicSumRubric()
         super().__init__(**parameters)

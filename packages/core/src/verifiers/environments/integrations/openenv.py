@@ -24,7 +24,7 @@ import aiohttp
 
 from verifiers.clients.reply import excerpt
 from verifiers.data.messages import message_text
-from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
+from verifiers.environments.integrations.episodes import add_rows, opened, seed_of
 from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
 from verifiers.errors import ConfigError, InfraError
 from verifiers.rollouts.author_code import cleanup, maybe_await, passes
@@ -109,9 +109,7 @@ class OpenEnvEnv(MultiTurnEnv):
                 f"url is {url!r}; give the server's address, such as http://127.0.0.1:8000",
                 key="url",
             )
-        if parameters.get("dataset") is None and parameters.get("eval_dataset") is None:
-            train, evaluation = episode_rows(num_train_episodes, num_eval_episodes, seed)
-            parameters["dataset"], parameters["eval_dataset"] = train, evaluation
+        add_rows(parameters, num_train_episodes, num_eval_episodes, seed)
         if parameters.get("rubric") is None:
             parameters["rubric"] = Rubric(funcs=[sum_of_given_rewards])
         super().__init__(**parameters)

@@ -39,17 +39,7 @@ REFUSED = (
     " os.posix_spawn os.putenv os.remove os.rename os.rmdir os.setxattr os.spawn os.startfile"
     " os.symlink os.system os.truncate os.unsetenv os.utime pty.spawn signal.pthread_kill"
 ).split()
-REFUSED_MODULES = (
-    "ctypes",
-    "ftplib",
-    "http",
-    "shutil",
-    "smtplib",
-    "socket",
-    "sqlite3",
-    "subprocess",
-    "urllib",
-)
+REFUSED_MODULES = "ctypes ftplib http shutil smtplib socket sqlite3 subprocess urllib".split()
 
 
 async def score(

@@ -24,7 +24,7 @@ import numpy as np
 
 from verifiers.environments.base import DataOptions
 from verifiers.environments.integrations import extras
-from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
+from verifiers.environments.integrations.episodes import add_rows, opened, seed_of
 from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser, XMLParser
@@ -102,9 +102,7 @@ class TextArenaEnv(MultiTurnEnv):
             )
         if parser is None:
             parser = XMLParser(["think", "guess"], answer_field="guess")
-        if parameters.get("dataset") is None and parameters.get("eval_dataset") is None:
-            train, evaluation = episode_rows(num_train_examples, num_eval_examples, seed)
-            parameters["dataset"], parameters["eval_dataset"] = train, evaluation
+        add_rows(parameters, num_train_examples, num_eval_examples, seed)
         parameters.setdefault("pass_threshold", 1.0)
         super().__init__(
             system_prompt=format_prompt(parser) if system_prompt is None else system_prompt,

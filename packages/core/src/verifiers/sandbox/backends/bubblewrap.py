@@ -20,7 +20,12 @@ from verifiers.errors import SandboxUnavailable
 from verifiers.sandbox.host.mounts import IMAGE, IMAGE_ENVIRONMENT, TOP_LEVEL, host_libraries
 from verifiers.sandbox.host.packages import require
 from verifiers.sandbox.host.probed import ProbedBackend
-from verifiers.sandbox.host.session import LIMITS, Session, worker_settings
+from verifiers.sandbox.host.session import (
+    Session,
+    limit_in,
+    reported_by,
+    supervisor_settings,
+)
 from verifiers.sandbox.host.zygotes import Zygote, zygote_for
 from verifiers.sandbox.protocol import SandboxSpec
 
@@ -62,14 +67,10 @@ class _Namespaces:
 
     def __init__(self, spec: SandboxSpec, zygote: Zygote):
         self._settings = {
-            **worker_settings(spec),
-            "memory_mb": spec.memory_mb,
+            **supervisor_settings(spec),
             "file_mb": max(1, min(spec.file_mb, spec.memory_mb)),
-            "num_processes": spec.num_processes,
-            "cpu_s": spec.cpu_s,
             "limit_address_space": spec.limit_address_space,
             "env": {**(IMAGE_ENVIRONMENT if spec.root is not None else {}), **spec.env},
-            "working_dir": spec.working_dir,
             "writable_root": spec.writable_root,
             "image": None if spec.root is None else IMAGE,
             "left_out": [*TOP_LEVEL, "/usr", "/etc"],
@@ -91,20 +92,15 @@ class _Namespaces:
     async def cause(self) -> str | None:
         if self._control is None:
             return None
-        try:
-            self._request("cause", [])
-            loop = asyncio.get_running_loop()
-            reply = json.loads(await asyncio.wait_for(loop.sock_recv(self._control, 4096), CAUSE_S))
-        except (OSError, ValueError, TimeoutError):
-            reply = {}  # the supervisor is gone
+        self._request("cause", [])
+        reply = await reported_by(self._control, CAUSE_S)
         if (failed := reply.get("failed")) is not None:
             raise SandboxUnavailable(
                 f"The session could not enter its namespaces: {failed}", names=["bubblewrap"]
             )
         if not reply:
             await self.close()
-        cause = reply.get("cause")
-        return cause if cause in LIMITS else None
+        return limit_in(reply)
 
     async def clear(self) -> None:
         await self.close()

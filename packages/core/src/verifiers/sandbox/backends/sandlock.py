@@ -26,7 +26,7 @@ from verifiers.errors import SandboxUnavailable
 from verifiers.sandbox.host import mounts
 from verifiers.sandbox.host.packages import folders, require
 from verifiers.sandbox.host.probed import ProbedBackend
-from verifiers.sandbox.host.session import LIMITS, Session, worker_settings
+from verifiers.sandbox.host.session import Session, limit_in, reported_by, worker_settings
 from verifiers.sandbox.host.zygotes import READY_S
 from verifiers.sandbox.protocol import SandboxSpec
 
@@ -109,17 +109,12 @@ class _SupervisedProcesses:
     async def cause(self) -> str | None:
         if self._control is None:
             return None
-        try:
-            loop = asyncio.get_running_loop()
-            report = json.loads(await asyncio.wait_for(loop.sock_recv(self._control, 4096), END_S))
-        except (OSError, ValueError, TimeoutError):
-            return None  # the supervisor was killed: the cause is unknown
+        report = await reported_by(self._control, END_S)
         if (failed := report.get("failed")) is not None:
             raise SandboxUnavailable(
                 f"sandlock could not confine a process: {failed}", names=["sandlock"]
             )
-        cause = report.get("cause")
-        return cause if cause in LIMITS else None
+        return limit_in(report)
 
     async def clear(self) -> None:
         await self._end()

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import tempfile
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from verifiers.errors import SandboxError, SandboxLimit, SandboxUnavailable
@@ -289,3 +291,26 @@ def max_header_bytes(spec: SandboxSpec) -> int:
 def worker_settings(spec: SandboxSpec) -> dict[str, Any]:
     """Settings of a worker, a subset of those of a supervisor."""
     return {"max_output_bytes": spec.max_output_bytes, "max_file_bytes": MAX_READ_BYTES}
+
+
+def supervisor_settings(spec: SandboxSpec) -> dict[str, Any]:
+    """Settings of a supervisor that those of a sandbox are."""
+    names = "memory_mb file_mb num_processes cpu_s working_dir".split()
+    fields = {name: getattr(spec, name) for name in names}
+    return {**worker_settings(spec), **fields, "env": dict(spec.env)}
+
+
+async def reported_by(control: socket.socket, limit_s: float) -> dict[str, Any]:
+    """What a supervisor on this machine says of a worker's end; {} when it is gone."""
+    try:
+        reading = asyncio.get_running_loop().sock_recv(control, 4096)
+        report: dict[str, Any] = json.loads(await asyncio.wait_for(reading, limit_s))
+    except (OSError, ValueError, TimeoutError):
+        return {}
+    return report
+
+
+def limit_in(report: Mapping[str, Any]) -> str | None:
+    """The limit that ended a worker, by a report from a sandbox; None for anything else."""
+    cause = report.get("cause")
+    return cause if cause in LIMITS else None
