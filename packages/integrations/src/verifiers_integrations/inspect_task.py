@@ -134,9 +134,8 @@ def _solver(env: Environment, rows: Sequence[Mapping[str, Any]]) -> Any:
             if replies:
                 choices = [types.ChatCompletionChoice(message=replies[-1])]
                 state.output = types.ModelOutput(model=str(state.model), choices=choices)
-            state.store.set(
-                STORE, {"reward": _number(output["reward"]), "metrics": _numbers(output["metrics"])}
-            )
+            metrics = {name: _number(value) for name, value in output["metrics"].items()}
+            state.store.set(STORE, {"reward": _number(output["reward"]), "metrics": metrics})
             if rollout["error"] is not None:
                 raise rollout["error"]
             return state
@@ -166,7 +165,3 @@ def _scorer() -> Any:
 
 def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def _numbers(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: _number(value) for name, value in metrics.items()}

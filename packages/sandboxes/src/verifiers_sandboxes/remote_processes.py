@@ -59,7 +59,7 @@ class RemoteProcesses:
         self._connect = connect
         self._connection: InitConnection | None = None
         self._relay: asyncio.Task[None] | None = None
-        self._killing: asyncio.Task[None] | None = None
+        self._killing: asyncio.Task[dict[str, Any]] | None = None
         self._area_fd = -1
         self._transport_error: ConnectionAbortedError | None = None
 
@@ -80,7 +80,7 @@ class RemoteProcesses:
             self._relay.cancel()
             self._relay = None
         if self._connection is not None and (self._killing is None or self._killing.done()):
-            self._killing = asyncio.create_task(self._kill())
+            self._killing = asyncio.create_task(self._request_with_outputs("kill"))
 
     async def ended(self) -> None:
         if self._killing is not None:
@@ -104,9 +104,6 @@ class RemoteProcesses:
 
     async def close(self) -> None:
         await self.clear()
-
-    async def _kill(self) -> None:
-        await self._request_with_outputs("kill")
 
     async def _request_with_outputs(self, op: str) -> dict[str, Any]:
         """Send a request whose reply carries stdout and stderr; return {} without a valid reply.

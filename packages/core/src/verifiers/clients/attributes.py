@@ -20,12 +20,13 @@ def read_completion(response: object) -> Completion:
     """Read the completion of an SDK object, a dict or a test double; fields of an unexpected type
     are absent."""
     choices = _typed(response, "choices", list) or []
+    usage = _get(response, "usage")
     return Completion(
         choices=[_choice(choice) for choice in choices[:1]],
         id=_typed(response, "id", str),
         model=_typed(response, "model", str),
         created=_typed(response, "created", int),
-        usage=_usage(_get(response, "usage")),
+        usage={name: _typed(usage, name, int) for name in ("prompt_tokens", "completion_tokens")},
         error=_plain_data(_get(response, "error")),
         prompt_token_ids=_typed(response, "prompt_token_ids", list),
         weight_versions=_plain_data(_get(response, "weight_versions")),
@@ -120,10 +121,6 @@ def _logprobs(logprobs: object) -> Logprobs | None:
         ]
     tokens, values = (_typed(logprobs, name, list) for name in ("tokens", "token_logprobs"))
     return Logprobs(entries, tokens, values) if entries is not None or values is not None else None
-
-
-def _usage(usage: object) -> dict[str, Any]:
-    return {name: _typed(usage, name, int) for name in ("prompt_tokens", "completion_tokens")}
 
 
 def _get(holder: object, name: str) -> Any:

@@ -134,7 +134,7 @@ class HttpClient(Identified, ABC):
         self._query = {**base.query, **(query or {})}
         self._base = base.with_query(None)
         self._post_url = self._url(self.path)
-        self._pools: PerLoop[Pool] = PerLoop(self._open, _close)
+        self._pools: PerLoop[Pool] = PerLoop(self._open, lambda pool: pool.session.close())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_url!r})"
@@ -150,7 +150,10 @@ class HttpClient(Identified, ABC):
         return {
             "class": type_name(type(self)),
             "config": describe(self.config),
-            "query": {name: _shown_value(name, value) for name, value in self._query.items()},
+            "query": {  # of a key its digest
+                name: digested(f"?{name}={value}").partition("=")[2]
+                for name, value in self._query.items()
+            },
             "tools_shown": self._tools_shown,
         }
 
@@ -391,7 +394,9 @@ class HttpClient(Identified, ABC):
         key = (
             self._api_key if self._api_key is not None else os.environ.get(self.config.api_key_var)
         )
-        if key is None and not is_loopback(self._base) and not self._sends_own_key():
+        sent = {name.lower() for name in self.config.extra_headers}
+        sends_own_key = sent & {"authorization", self.key_header.lower()}
+        if key is None and not is_loopback(self._base) and not sends_own_key:
             name = self.config.api_key_var
             raise MissingKeyError(
                 f"{self.base_url} needs a key: set the environment variable {name} (any text where"
@@ -405,10 +410,6 @@ class HttpClient(Identified, ABC):
                 " it again"
             )
         return key or None
-
-    def _sends_own_key(self) -> bool:
-        names = {name.lower() for name in self.config.extra_headers}
-        return bool(names & {"authorization", self.key_header.lower()})
 
     def _url(self, path: str) -> URL:
         return (self._base / path).update_query(self._query) if self._query else self._base / path
@@ -469,10 +470,6 @@ class OpenAICompletionsClient(OpenAIChatCompletionsClient):
         return await super().complete(request)
 
 
-async def _close(pool: Pool) -> None:
-    await pool.session.close()
-
-
 def request_headers(request: ModelRequest) -> CIMultiDict[str] | None:
     """Return the headers of a request beside those of the session, in aiohttp's type, which it
     would make of them."""
@@ -496,12 +493,6 @@ def _parse_base_url(text: str) -> URL:
             " extra_headers"
         )
     return url
-
-
-def _shown_value(name: str, value: str) -> str:
-    """A value of the query of a base URL; of a key its digest."""
-    parameter: str = digested(f"?{name}={value}")
-    return parameter.partition("=")[2]
 
 
 def is_loopback(url: URL) -> bool:

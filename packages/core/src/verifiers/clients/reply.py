@@ -172,7 +172,11 @@ def decode(body: bytes, where: str) -> Completion:
             body=excerpt(body),
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        completion = _decode_slowly(body, where)
+        try:  # NaN, Infinity and lone surrogates, which providers send and msgspec refuses
+            fields = decode_message(body, MAX_REPLY_VALUES, len(body))
+            completion = msgspec.convert(fields, Completion)
+        except ValueError as error:
+            raise malformed(body, where, error) from error
     except (ValueError, RecursionError) as error:
         raise malformed(body, where, error) from error
     if not completion.choices and not completion.error:
@@ -182,14 +186,6 @@ def decode(body: bytes, where: str) -> Completion:
             body=excerpt(body),
         )
     return completion
-
-
-def _decode_slowly(body: bytes, where: str) -> Completion:
-    """Decode NaN, Infinity and lone surrogates, which providers send and msgspec refuses."""
-    try:
-        return msgspec.convert(decode_message(body, MAX_REPLY_VALUES, len(body)), Completion)
-    except ValueError as error:
-        raise malformed(body, where, error) from error
 
 
 def malformed(body: bytes, where: str, error: ValueError | RecursionError) -> MalformedResponse:
@@ -595,7 +591,8 @@ def _versions(choice: Choice, completion: Completion) -> int | np.ndarray:
         )
         if spans is None:
             continue
-        plain = [span if isinstance(span, dict) else {"version": span} for span in _listed(spans)]
+        spans = spans if isinstance(spans, list) else [spans]
+        plain = [span if isinstance(span, dict) else {"version": span} for span in spans]
         names = [str(span.get("version")) for span in plain]
         numbers = [
             int(name) if name.isdecimal() and len(name) < 20 and int(name) < 2**63 else -1
@@ -614,7 +611,3 @@ def _versions(choice: Choice, completion: Completion) -> int | np.ndarray:
                 version[start : span.get("end")] = number
             return version if ids else oldest
     return -1
-
-
-def _listed(spans: object) -> list[Any]:
-    return spans if isinstance(spans, list) else [spans]

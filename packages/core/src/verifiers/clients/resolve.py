@@ -281,16 +281,10 @@ def _has_create(source: object) -> bool:
 def client_of_model(model: object) -> Client | None:
     """The client of a live model object or of the ``Path`` of a saved model, by the resolvers that
     are registered or installed; None if none knows it."""
-    resolvers = chain(_resolvers, _installed_resolvers())
+    entries = entry_points("verifiers.model_resolvers")  # of other distributions
+    installed = (entry[0].load() for entry in entries if not isinstance(entry, Broken))
+    resolvers = chain(_resolvers, installed)
     return next((client for resolver in resolvers if (client := resolver(model)) is not None), None)
-
-
-def _installed_resolvers() -> Iterator[ModelResolver]:
-    """The resolvers of other distributions, by entry points of the group
-    ``verifiers.model_resolvers``."""
-    for entry in entry_points("verifiers.model_resolvers"):
-        if not isinstance(entry, Broken):
-            yield entry[0].load()
 
 
 @functools.lru_cache(maxsize=8)

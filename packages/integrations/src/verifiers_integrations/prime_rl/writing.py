@@ -72,7 +72,11 @@ def emit(
 
     if era not in ERAS:
         raise ConfigError(f"era is {era!r}; it must be one of {', '.join(ERAS)}", key="era")
-    document = _complete(dict(run) if isinstance(run, Mapping) else _document(Path(run)))
+    if isinstance(run, Mapping):
+        document = dict(run)
+    elif is_prime_rl(document := read_toml(Path(run))):
+        document = read(Path(run))
+    document = _complete(document)
     for name in _check(document, era):
         click.echo(f"left out: trainer.args.{name} ({LEFT_OUT[name]})", err=True)
     files = _files_2025(document) if era == "2025" else {"rl.toml": _tables_v04(document)}
@@ -86,11 +90,6 @@ def emit(
         command = f"uv run rl @ {(folder / 'rl.toml').as_posix()}"
     click.echo(command)
     return Emitted(tuple(folder / name for name in files), command)
-
-
-def _document(path: Path) -> dict[str, Any]:
-    document = read_toml(path)
-    return read(path) if is_prime_rl(document) else document
 
 
 def _complete(document: dict[str, Any]) -> dict[str, Any]:

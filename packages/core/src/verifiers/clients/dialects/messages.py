@@ -422,14 +422,10 @@ def _messages_written(
                 "role": role,
                 "content": (
                     _content_written(content)
-                    if is_text and _is_only_text(blocks)
+                    if is_text and all(block.keys() == {"type", "text"} for block in blocks)
                     else blocks or EMPTY_TEXT
                 ),
             }
-
-
-def _is_only_text(blocks: Sequence[Mapping[str, Any]]) -> bool:
-    return all(block.keys() == {"type", "text"} for block in blocks)
 
 
 def _result_written(message: Mapping[str, Any]) -> dict[str, Any]:

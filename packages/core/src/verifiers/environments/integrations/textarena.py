@@ -125,7 +125,8 @@ class TextArenaEnv(MultiTurnEnv):
             await call_in_thread(self._make_prototype)
         game = state["ta_env"] = copy.deepcopy(self._prototype, dict(self._word_lists))
         seed = seed_of(state, self.seed)
-        state["ta_random"] = _seeded(seed)
+        numpy_state = np.random.RandomState(seed % 2**32).get_state()
+        state["ta_random"] = random.Random(seed).getstate(), numpy_state
         with _game_generators(state):
             try:
                 game.reset(num_players=1, seed=seed)
@@ -217,11 +218,6 @@ def _word_lists(game: object, depth: int = 4) -> Iterator[Any]:
 
 
 # --- the random generators ------------------------------------------------------------------------
-
-
-def _seeded(seed: int) -> tuple[Any, Any]:
-    """Return the states that the two global generators have after seeding."""
-    return random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()
 
 
 @contextlib.contextmanager

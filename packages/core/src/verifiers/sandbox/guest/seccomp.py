@@ -63,10 +63,10 @@ def numbers(table: str) -> dict[str, int]:
     return {name: int(number) for name, number in (entry.split() for entry in table.split(","))}
 
 
-def instructions(machine: str | None = None, pretend: bool = False) -> bytes | None:
-    """BPF program for the machine, None if unsupported. ``pretend``: fake success of
+def instructions(pretend: bool = False) -> bytes | None:
+    """BPF program for this machine, None if unsupported. ``pretend``: fake success of
     ``PRETENDED``."""
-    machine = machine or platform.machine()
+    machine = platform.machine()
     if machine not in AUDIT_ARCH:
         return None
     code = [

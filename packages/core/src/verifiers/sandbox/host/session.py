@@ -294,7 +294,7 @@ def worker_settings(spec: SandboxSpec) -> dict[str, Any]:
 
 
 def supervisor_settings(spec: SandboxSpec) -> dict[str, Any]:
-    """Settings of a supervisor that those of a sandbox are."""
+    """Settings of a supervisor that a spec has."""
     names = "memory_mb file_mb num_processes cpu_s working_dir".split()
     fields = {name: getattr(spec, name) for name in names}
     return {**worker_settings(spec), **fields, "env": dict(spec.env)}

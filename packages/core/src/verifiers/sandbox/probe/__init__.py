@@ -119,7 +119,7 @@ async def attempt(backend: SandboxBackend, attack: Attack, bait: Bait) -> Outcom
         started = monotonic()
         result = await sandbox.exec(bait.prelude + attack.code, timeout_s=attack.timeout_s)
         took_s = monotonic() - started
-        usable = await _usable(sandbox)
+        usable = (await sandbox.exec("6 * 7", timeout_s=20)).value == "42"
         read = await _read_back(sandbox, bait) if attack.name == "link out" else ""
     finally:
         await sandbox.close()
@@ -153,10 +153,6 @@ def _classify(attack: Attack, result: ExecResult, bait: Bait) -> Outcome:
         return Outcome(attack, False, f"limit: {result.limit}")
     last = (result.error or result.value or "nothing found").strip().splitlines()[-1]
     return Outcome(attack, False, last if attack in DOING or result.error else "target not visible")
-
-
-async def _usable(sandbox: Sandbox) -> bool:
-    return (await sandbox.exec("6 * 7", timeout_s=20)).value == "42"
 
 
 async def _read_back(sandbox: Sandbox, bait: Bait) -> str:
