@@ -275,7 +275,6 @@ def _response_read(
     return Response(
         message=message,
         finish_reason=_FINISH_REASONS.get((choice.finish_reason or "stop").lower(), "stop"),
-        usage=_usage(completion.usage),
         tokens=tokens,
         tokens_missing=missing,
         token_logprobs=(
@@ -285,6 +284,7 @@ def _response_read(
         model=completion.model if isinstance(completion.model, str) else request.model,
         id=str(completion.id or ""),
         created=number_of(completion.created),
+        usage=_usage(completion.usage),
         raw=raw,
     )
 

@@ -43,13 +43,6 @@ _TEXT, _TWO = frozenset((str,)), frozenset((2,))
 _ROLE, _CONTENT = itemgetter("role"), itemgetter("content")
 
 
-def are_messages(values: Sequence[object]) -> bool:
-    """Return whether all are ``Message`` objects."""
-    return _KINDS.issuperset(map(type, values)) or all(
-        isinstance(value, Message) for value in values
-    )
-
-
 def normalize_messages(value: object, message_type: str = "chat") -> Messages:
     """Return ``value`` as a new list of ``Message``, or as text when ``message_type`` is
     ``"completion"``.

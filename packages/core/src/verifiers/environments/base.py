@@ -22,7 +22,7 @@ from verifiers.clients.protocol import Client, ClientLike, ModelLike, headers_fr
 from verifiers.clients.resolve import as_client
 from verifiers.data.examples import Example, RowFormat, Table
 from verifiers.data.kept_rows import read_kept_rows
-from verifiers.data.messages import are_messages, check_parts, normalize_chat, normalize_messages
+from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
 from verifiers.data.sources import DatasetLike
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser
@@ -38,7 +38,7 @@ from verifiers.runtime.calls import blocking, blocking_form, dual, either
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match
 from verifiers.storage.identity import Free, Identified
-from verifiers.types import Messages, ModelRequest, Response
+from verifiers.types import Message, Messages, ModelRequest, Response
 
 if TYPE_CHECKING:
     from verifiers.results import GenerateOutputs
@@ -704,8 +704,12 @@ class Environment(Identified):
     def as_prompt(self, messages: object) -> Messages:
         """Normalize messages of any accepted type to a prompt; a list of ``Message`` objects is
         returned unchanged."""
-        if self.message_type == "chat" and type(messages) is list and are_messages(messages):
-            return messages
+        if (
+            self.message_type == "chat"
+            and type(messages) is list
+            and all(isinstance(message, Message) for message in messages)
+        ):
+            return messages  # as nearly all are: not copied in every turn
         return normalize_messages(messages, self.message_type)
 
     async def add_model_response(

@@ -320,7 +320,9 @@ def _check(options: RunOptions, settings: Mapping[str, Any]) -> None:
             "cache_dir serves the requests of this process alone; run with num_workers=0"
         )
     ends = options.reward_range
-    if len(ends) != 2 or not all(fits(end, Finite) for end in ends) or not ends[0] < ends[1]:
+    if "reward_range" in settings and (
+        len(ends) != 2 or not all(fits(end, Finite) for end in ends) or not ends[0] < ends[1]
+    ):
         raise _invalid("reward_range", ends, "two numbers, the lowest and the highest reward")
     if options.worker_backend not in WORKER_BACKENDS:
         raise _invalid(

@@ -204,6 +204,8 @@ def _key(key: object) -> str:
 
 def _bounded(members: object, length: int) -> Any:
     """The members, or their hash if they are long."""
+    if not length:
+        return members
     encoded = canonical_json(members)
     return members if len(encoded) <= MAX_STORED_CHARS else _hashed(encoded, length)
 
