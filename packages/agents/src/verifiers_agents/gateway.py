@@ -282,15 +282,10 @@ class Gateway(ModelServer):
             )
         route = self._routes.get(route_id)
         if route is None:
-            reason = self._ended.get(route_id)
-            raise ModelRefused(
-                (
-                    "there is no rollout with this id"
-                    if reason is None
-                    else f"the rollout is over: {reason}"
-                ),
-                status=404,
-            )
+            why = "there is no rollout with this id"
+            if (reason := self._ended.get(route_id)) is not None:
+                why = f"the rollout is over: {reason}"
+            raise ModelRefused(why, status=404)
         path = path.removeprefix("v1/").removeprefix("v1/")  # some clients add another
         if path == "models" or path.startswith("models/"):
             listing = models_body(MODEL_FIELDS)

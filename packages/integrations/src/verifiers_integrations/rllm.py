@@ -198,10 +198,8 @@ def _to_response(output: Any) -> dict[str, Any]:
     }
     response: dict[str, Any] = {"id": "", "choices": [choice]}
     if output.completion_ids is not None and output.prompt_ids is not None:
-        choice["token_ids"], response["prompt_token_ids"] = (
-            list(output.completion_ids),
-            list(output.prompt_ids),
-        )
+        choice["token_ids"] = list(output.completion_ids)
+        response["prompt_token_ids"] = list(output.prompt_ids)
     if getattr(output, "weight_version", None) is not None:
         response["weight_version"] = output.weight_version
     return response

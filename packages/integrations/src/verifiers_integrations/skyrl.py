@@ -143,12 +143,12 @@ class _Generator:
             raise ConfigError(
                 "training needs log-probabilities: set generator.sampling_params.logprobs=0"
             )
-        args = {
-            name: value for name, value in args.items() if name in SAMPLING and value is not None
+        sampling = {
+            name: value
+            for name, value in args.items()
+            if name in SAMPLING and value not in (None, *OFF.get(name, ()))
         }
-        return {
-            name: value for name, value in args.items() if value not in OFF.get(name, ())
-        }, phase == "train"
+        return sampling, phase == "train"
 
     async def _run_group(
         self,

@@ -296,13 +296,11 @@ class ZmqServer:
             "id": uuid.uuid4().hex,
             "env": {"id": self.name, "name": None},
             "task": task,
-            **{
-                "group": None,
-                "run": None,
-                "ok": ended["ok"],
-                "is_timeout": ended["is_timeout"],
-                "errors": [],
-            },
+            "group": None,
+            "run": None,
+            "ok": ended["ok"],
+            "is_timeout": ended["is_timeout"],
+            "errors": [],
             **counts,
         }
         return {"head": head, "traces": [{"id": trace, "nodes": len(nodes), "calls": len(calls)}]}
@@ -372,9 +370,8 @@ def graph_of(
     ids: list[int] = []
     for step in steps:
         prompt = [message_of(message) for message in _messages(step["prompt"], "user")]
-        (reply,) = [message_of(message) for message in _messages(step["completion"], "assistant")][
-            :1
-        ] or [_EMPTY]
+        replies = _messages(step["completion"], "assistant")
+        reply = message_of(replies[0]) if len(replies) else _EMPTY
         tokens = step["tokens"]
         prompt_ids = [] if tokens is None else [int(token) for token in tokens["prompt_ids"]]
         if prompt[: len(messages)] != messages or prompt_ids[: len(ids)] != ids:
@@ -465,19 +462,17 @@ def message_of(message: Mapping[str, Any]) -> dict[str, Any]:
         content = [_part(part) for part in content]
     if role == "assistant":
         if isinstance(content, list):
-            text = "".join(part.get("text", "") for part in content)
-        else:
-            text = content
+            content = "".join(part.get("text", "") for part in content)
         calls = [_tool_call(call) for call in plain.get("tool_calls") or ()] or None
         thought = plain.get("reasoning_content")
-        return _EMPTY | {"content": text, "reasoning_content": thought, "tool_calls": calls}
+        return _EMPTY | {"content": content, "reasoning_content": thought, "tool_calls": calls}
     if role == "tool":
-        call = {
+        return {
             "role": "tool",
             "tool_call_id": plain.get("tool_call_id") or "",
             "content": content or "",
+            "name": plain.get("name"),
         }
-        return call | {"name": plain.get("name")}
     return {
         "role": "system" if role in ("system", "developer") else "user",
         "content": content or "",

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from verifiers.errors import SandboxUnavailable
+from verifiers.runtime.folders import user_cache_folder
 from verifiers.sandbox.guest import frames
 from verifiers.sandbox.host import mounts
 from verifiers.sandbox.host.mounts import ENVIRONMENT, FILES, RUN_GUEST
@@ -282,9 +283,7 @@ def root_for(packages: tuple[str, ...]) -> Root:
         )
     )
     digest = hashlib.sha256(contents.encode()).hexdigest()[:16]
-    caches = (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verifiers" / "sandbox"
-    )
+    caches = user_cache_folder() / "sandbox"
     folder = caches / digest
     if not folder.exists():
         caches.mkdir(parents=True, exist_ok=True)

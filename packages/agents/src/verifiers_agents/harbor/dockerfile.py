@@ -164,12 +164,8 @@ def _copy(build: Dockerfile, arguments: str, context: Path) -> Copy:
         if not paths:
             raise ConfigError(f"COPY {pattern}: there is no such file in environment/")
         for path in paths:  # as Docker does: of a folder its content
-            files.append(
-                (
-                    path,
-                    target if path.is_dir() or not is_folder else posixpath.join(target, path.name),
-                )
-            )
+            is_inside = is_folder and not path.is_dir()
+            files.append((path, posixpath.join(target, path.name) if is_inside else target))
     return Copy(tuple(files))
 
 

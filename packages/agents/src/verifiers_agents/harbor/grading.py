@@ -113,20 +113,15 @@ async def collect(sandbox: Sandbox, task: HarborTask) -> list[tuple[str, Packed 
         await sandbox.exec(["bash", "-c", hook.command], timeout_s=hook.timeout_s)
     if task.collect:
         await sandbox.restart()
-    packed: list[tuple[str, Packed | None]] = []
+    artifacts: list[tuple[str, Packed | None]] = []
     for artifact in declared_artifacts(task):
+        options = [f"--exclude={pattern}" for pattern in artifact.exclude]
         try:
-            packed.append(
-                (
-                    artifact.source,
-                    await take(
-                        sandbox, artifact.source, [f"--exclude={e}" for e in artifact.exclude]
-                    ),
-                )
-            )
+            packed = await take(sandbox, artifact.source, options)
         except SandboxLimit:
-            packed.append((artifact.source, None))
-    return packed
+            packed = None
+        artifacts.append((artifact.source, packed))
+    return artifacts
 
 
 async def deliver(sandbox: Sandbox, artifacts: Sequence[tuple[str, Packed | None]]) -> None:

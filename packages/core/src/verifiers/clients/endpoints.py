@@ -40,12 +40,7 @@ class EndpointGroup(list[EndpointConfig]):
     the first."""
 
     def __getitem__(self, key: str | SupportsIndex | slice) -> Any:
-        if not isinstance(key, str):
-            return super().__getitem__(key)
-        name = compat.ENDPOINT_KEYS.get(key, key)
-        if name not in EndpointConfig.__dataclass_fields__:
-            raise KeyError(key)
-        return getattr(super().__getitem__(0), name)
+        return super().__getitem__(0)[key] if isinstance(key, str) else super().__getitem__(key)
 
 
 _LOADED: dict[str, EndpointGroup] = {}

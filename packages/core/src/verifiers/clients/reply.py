@@ -244,49 +244,43 @@ def to_response(
     calls and finish reason; ``StreamedError`` for an error instead of a completion.
     """
     with reading_answer("chat", where):
-        return _response_read(completion, request, where, raw)
-
-
-def _response_read(
-    completion: Completion, request: ModelRequest, where: str, raw: object
-) -> Response:
-    if error := completion.error or (completion.choices and completion.choices[0].error):
-        raise streamed_error(error)
-    if not completion.choices:
-        raise MalformedResponse(f"{where} answered 200 without choices", field="choices")
-    choice = completion.choices[0]
-    message = _message(choice, where)
-    check_withheld(message, choice.finish_reason)
-    if choice.finish_reason is None and len(message) == 2 and not message["content"]:
-        raise EmptyModelResponseError(
-            f"{where} answered 200 with no content, no tool call and no finish reason"
-        )
-    version, logprobs = _versions(choice, completion), _logprobs(choice.logprobs)
-    read_tokens = _tokens(completion, choice, logprobs, version)
-    tokens, missing = None, ""
-    if isinstance(read_tokens, ResponseTokens):
-        tokens = read_tokens
-    else:
-        name, missing = read_tokens
-        if request.require_tokens:
-            raise MalformedResponse(
-                f"{where} answered without usable {name}: {missing}", field=name
+        if error := completion.error or (completion.choices and completion.choices[0].error):
+            raise streamed_error(error)
+        if not completion.choices:
+            raise MalformedResponse(f"{where} answered 200 without choices", field="choices")
+        choice = completion.choices[0]
+        message = _message(choice, where)
+        check_withheld(message, choice.finish_reason)
+        if choice.finish_reason is None and len(message) == 2 and not message["content"]:
+            raise EmptyModelResponseError(
+                f"{where} answered 200 with no content, no tool call and no finish reason"
             )
-    return Response(
-        message=message,
-        finish_reason=_FINISH_REASONS.get((choice.finish_reason or "stop").lower(), "stop"),
-        tokens=tokens,
-        tokens_missing=missing,
-        token_logprobs=(
-            None if request.require_tokens else _by_text(completion, choice.logprobs, logprobs)
-        ),
-        version=version if isinstance(version, int) else int(version.min()),
-        model=completion.model if isinstance(completion.model, str) else request.model,
-        id=str(completion.id or ""),
-        created=number_of(completion.created),
-        usage=_usage(completion.usage),
-        raw=raw,
-    )
+        version, logprobs = _versions(choice, completion), _logprobs(choice.logprobs)
+        read_tokens = _tokens(completion, choice, logprobs, version)
+        tokens, missing = None, ""
+        if isinstance(read_tokens, ResponseTokens):
+            tokens = read_tokens
+        else:
+            name, missing = read_tokens
+            if request.require_tokens:
+                raise MalformedResponse(
+                    f"{where} answered without usable {name}: {missing}", field=name
+                )
+        return Response(
+            message=message,
+            finish_reason=_FINISH_REASONS.get((choice.finish_reason or "stop").lower(), "stop"),
+            tokens=tokens,
+            tokens_missing=missing,
+            token_logprobs=(
+                None if request.require_tokens else _by_text(completion, choice.logprobs, logprobs)
+            ),
+            version=version if isinstance(version, int) else int(version.min()),
+            model=completion.model if isinstance(completion.model, str) else request.model,
+            id=str(completion.id or ""),
+            created=number_of(completion.created),
+            usage=_usage(completion.usage),
+            raw=raw,
+        )
 
 
 def _message(choice: Choice, where: str) -> Message:

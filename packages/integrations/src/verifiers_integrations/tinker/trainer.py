@@ -202,10 +202,7 @@ class TinkerTrainer:
         start = time.monotonic()
         rows = [row for row in batch.rows_R[0] if not row.is_filler]
         config = {"loss_fn_config": self.config.loss_config} if self.config.loss_config else {}
-        if self.config.learning_rate is None:
-            rate = {}
-        else:
-            rate = {"learning_rate": self.config.learning_rate}
+        rate = {"learning_rate": self.config.learning_rate} if self.config.learning_rate else {}
         computed = self.training.forward_backward(
             [datum(self.sdk, row) for row in rows], self.config.loss, **config
         )

@@ -503,30 +503,26 @@ def concession(status: int, body: bytes) -> str | None:
 def parse_response(body: Mapping[str, Any], request: ModelRequest, where: str) -> Response:
     """Read an answer. Raises: ``MalformedResponse`` that names ``where`` and the field."""
     with reading_answer(NAME, where):
-        return _response_read(body, request, where)
-
-
-def _response_read(body: Mapping[str, Any], request: ModelRequest, where: str) -> Response:
-    blocks = body.get("content")
-    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise malformed(where, "content", "is not a list of blocks")
-    reason = body.get("stop_reason")
-    if not isinstance(reason, str):
-        raise malformed(where, "stop_reason", "is missing")
-    usage = body.get("usage")
-    cached = count(usage, "cache_read_input_tokens")
-    written = count(usage, "cache_creation_input_tokens")
-    prompt_tokens = count(usage, "input_tokens") + cached + written
-    thought = count(usage, "output_tokens_details", "thinking_tokens")
-    message = _assistant_read(blocks)
-    check_withheld(message, reason)
-    return Response(
-        message=message,
-        finish_reason=_FINISH_REASONS.get(reason, "stop"),
-        usage=Usage(prompt_tokens, count(usage, "output_tokens"), cached, written, thought),
-        model=str(body.get("model") or request.model),
-        id=str(body.get("id") or ""),
-    )
+        blocks = body.get("content")
+        if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+            raise malformed(where, "content", "is not a list of blocks")
+        reason = body.get("stop_reason")
+        if not isinstance(reason, str):
+            raise malformed(where, "stop_reason", "is missing")
+        usage = body.get("usage")
+        cached = count(usage, "cache_read_input_tokens")
+        written = count(usage, "cache_creation_input_tokens")
+        prompt_tokens = count(usage, "input_tokens") + cached + written
+        thought = count(usage, "output_tokens_details", "thinking_tokens")
+        message = _assistant_read(blocks)
+        check_withheld(message, reason)
+        return Response(
+            message=message,
+            finish_reason=_FINISH_REASONS.get(reason, "stop"),
+            usage=Usage(prompt_tokens, count(usage, "output_tokens"), cached, written, thought),
+            model=str(body.get("model") or request.model),
+            id=str(body.get("id") or ""),
+        )
 
 
 class MessageStream:

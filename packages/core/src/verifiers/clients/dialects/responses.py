@@ -709,41 +709,37 @@ def parse_response(body: Mapping[str, Any], request: ModelRequest, where: str) -
     with the status "failed".
     """
     with reading_answer(NAME, where):
-        return _response_read(body, request, where)
-
-
-def _response_read(body: Mapping[str, Any], request: ModelRequest, where: str) -> Response:
-    items = body.get("output")
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise malformed(where, "output", "is not a list of items")
-    status = body.get("status")
-    if status == "failed":
-        raise streamed_error(body.get("error"))
-    if status not in ("completed", "incomplete", "cancelled", None):
-        raise malformed(where, "status", f"is {status!r}, not the end of a response")
-    message = _assistant_read(items)
-    reason = (body.get("incomplete_details") or {}).get("reason")
-    check_withheld(message, reason)
-    finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
-    if status == "cancelled":
-        finish_reason = "abort"
-    elif status == "incomplete" and reason != "content_filter":
-        finish_reason = "length"
-    usage = body.get("usage")
-    return Response(
-        message=message,
-        finish_reason=finish_reason,
-        usage=Usage(
-            count(usage, "input_tokens"),
-            count(usage, "output_tokens"),
-            count(usage, "input_tokens_details", "cached_tokens"),
-            count(usage, "input_tokens_details", "cache_write_tokens"),
-            count(usage, "output_tokens_details", "reasoning_tokens"),
-        ),
-        model=str(body.get("model") or request.model),
-        id=str(body.get("id") or ""),
-        created=count(body, "created_at"),
-    )
+        items = body.get("output")
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise malformed(where, "output", "is not a list of items")
+        status = body.get("status")
+        if status == "failed":
+            raise streamed_error(body.get("error"))
+        if status not in ("completed", "incomplete", "cancelled", None):
+            raise malformed(where, "status", f"is {status!r}, not the end of a response")
+        message = _assistant_read(items)
+        reason = (body.get("incomplete_details") or {}).get("reason")
+        check_withheld(message, reason)
+        finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
+        if status == "cancelled":
+            finish_reason = "abort"
+        elif status == "incomplete" and reason != "content_filter":
+            finish_reason = "length"
+        usage = body.get("usage")
+        return Response(
+            message=message,
+            finish_reason=finish_reason,
+            usage=Usage(
+                count(usage, "input_tokens"),
+                count(usage, "output_tokens"),
+                count(usage, "input_tokens_details", "cached_tokens"),
+                count(usage, "input_tokens_details", "cache_write_tokens"),
+                count(usage, "output_tokens_details", "reasoning_tokens"),
+            ),
+            model=str(body.get("model") or request.model),
+            id=str(body.get("id") or ""),
+            created=count(body, "created_at"),
+        )
 
 
 class ResponseStream:

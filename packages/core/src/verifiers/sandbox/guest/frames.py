@@ -6,6 +6,7 @@ The host reads answers with ``host.channel``, which validates them.
 from __future__ import annotations
 
 import json
+import os
 import struct
 from typing import Any, BinaryIO
 
@@ -13,6 +14,16 @@ LENGTHS = struct.Struct("!II")
 OUTPUT = struct.Struct("=QQ")
 """Header of the shared output area: bytes of stdout and of stderr so far. Two regions of equal size
 follow."""
+
+
+def outputs_in(area_fd: int, max_bytes: int) -> list[bytes]:
+    """stdout and stderr in an output area. Its worker can write to it, so sizes are clamped to the
+    bound."""
+    head = os.pread(area_fd, OUTPUT.size, 0).ljust(OUTPUT.size, b"\0")
+    return [
+        os.pread(area_fd, min(size, max_bytes), OUTPUT.size + number * max_bytes)
+        for number, size in enumerate(OUTPUT.unpack(head))
+    ]
 
 
 def pack(header: dict[str, Any], body: bytes = b"") -> bytes:

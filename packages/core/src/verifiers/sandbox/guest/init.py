@@ -78,12 +78,10 @@ class GuestInit(Supervisor):
             requests.reply(stream, {})
         elif op == "cause":
             self.await_worker()
-            requests.reply(
-                stream, {"cause": self.cause, "sizes": self._output_sizes()}, self._outputs()
-            )
+            self._reply_outputs(stream, {"cause": self.cause}, requests)
         else:
             self._stop(requests)
-            requests.reply(stream, {"sizes": self._output_sizes()}, self._outputs())
+            self._reply_outputs(stream, {}, requests)
 
     def forget(self, stream: int) -> None:
         """Drop the answer to a request whose requester has disconnected."""
@@ -164,18 +162,9 @@ class GuestInit(Supervisor):
         above = header > self._max_sizes[0] or body > self._max_sizes[1]
         return 0 if above else frames.LENGTHS.size + header + body
 
-    def _output_sizes(self) -> list[int]:
-        """Bytes of stdout and stderr. The worker can write to the area, so its sizes are clamped to
-        the bound."""
-        head = os.pread(self._area, frames.OUTPUT.size, 0)
-        return [min(size, self._max_output) for size in frames.OUTPUT.unpack(head)]
-
-    def _outputs(self) -> bytes:
-        starts = (frames.OUTPUT.size, frames.OUTPUT.size + self._max_output)
-        sizes = self._output_sizes()
-        return b"".join(
-            os.pread(self._area, size, start) for size, start in zip(sizes, starts, strict=True)
-        )
+    def _reply_outputs(self, stream: int, header: dict[str, Any], requests: Requests) -> None:
+        outputs = frames.outputs_in(self._area, self._max_output)
+        requests.reply(stream, {**header, "sizes": [*map(len, outputs)]}, b"".join(outputs))
 
 
 class Requests:

@@ -247,16 +247,10 @@ class _OutputArea:
         return fd
 
     def texts(self) -> tuple[str, str, bool]:
-        """stdout, stderr and whether one is full. Sizes that the worker wrote are clamped to the
-        bound."""
-        head = os.pread(self.fd, frames.OUTPUT.size, 0).ljust(frames.OUTPUT.size, b"\0")
-        sizes = [min(size, self._max_bytes) for size in frames.OUTPUT.unpack(head)]
-        starts = (frames.OUTPUT.size, frames.OUTPUT.size + self._max_bytes)
-        texts = [
-            os.pread(self.fd, size, start).decode("utf-8", "replace")
-            for size, start in zip(sizes, starts, strict=True)
-        ]
-        return texts[0], texts[1], max(sizes) == self._max_bytes
+        """stdout, stderr and whether one is full."""
+        outputs = frames.outputs_in(self.fd, self._max_bytes)
+        stdout, stderr = (output.decode("utf-8", "replace") for output in outputs)
+        return stdout, stderr, max(map(len, outputs)) == self._max_bytes
 
     def renew(self) -> None:
         """Replace the memory: a worker that is still ending must not write into that of its
