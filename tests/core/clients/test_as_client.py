@@ -22,7 +22,7 @@ from verifiers.clients import (
     resolve,
     use_client,
 )
-from verifiers.clients.protocol import headers_from_state
+from verifiers.clients.protocol import CLIENT_TYPES, headers_from_state
 from verifiers.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -63,6 +63,16 @@ def run(client, request=REQUEST):
 
 
 # --- SDK clients ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "value"), [("timeout", 0), ("client_type", "gemini")])
+@pytest.mark.parametrize("client_type", CLIENT_TYPES)
+def test_a_setting_that_was_assigned_is_checked_for_every_api(client_type, name, value):
+    config = ClientConfig(client_type=client_type, api_base_url="http://127.0.0.1:1/v1")
+    assert as_client(config).client_type == client_type  # negative control: as it was made
+    setattr(config, name, value)
+    with pytest.raises(ConfigError, match=f"{name}.*{value}"):
+        as_client(config)
 
 
 @pytest.mark.parametrize("name", ["OpenAI", "AsyncOpenAI"])

@@ -28,7 +28,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import verifiers
@@ -381,7 +381,7 @@ class _Server:
                     self._fault = ""
                     transport = http_streams(self.spec.url, self.spec.headers(), self.start_limit_s)
                 else:
-                    transport = self._process(await stack.enter_async_context(_Stderr(self)))
+                    transport = self._process()
                 try:
                     async with asyncio.timeout(self.start_limit_s):
                         client = await stack.enter_async_context(Client(transport, cache=None))
@@ -399,7 +399,7 @@ class _Server:
                 log.warning("the connection to the MCP server %r ended: %s", self.spec.name, error)
 
     @contextlib.asynccontextmanager
-    async def _process(self, stderr: IO[bytes] | int) -> AsyncIterator[tuple[Any, Any]]:
+    async def _process(self) -> AsyncIterator[tuple[Any, Any]]:
         """(messages of a new process of the server, messages to it).
 
         The protocol's library has a transport for it, whose reader holds a line of any length.
@@ -407,19 +407,21 @@ class _Server:
         import anyio
         from mcp.client.stdio import get_default_environment
 
-        self._fault = ""
+        self._fault, self._stderr = "", b""
         environment = get_default_environment() | dict(self.spec.env)
         process = await asyncio.create_subprocess_exec(
             *_reaped([self.spec.command, *self.spec.args], environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=stderr,
+            stderr=subprocess.PIPE,
             env=environment,
             start_new_session=True,
             limit=MAX_MESSAGE_BYTES,
         )
         assert process.stdin is not None
         assert process.stdout is not None
+        assert process.stderr is not None
+        keeping = asyncio.ensure_future(self._keep_end(process.stderr))
         arrived, incoming = anyio.create_memory_object_stream[Any](0)
         outgoing, queued = anyio.create_memory_object_stream[Any](0)
         tasks = [
@@ -435,6 +437,14 @@ class _Server:
             for stream in (arrived, incoming, outgoing, queued):
                 stream.close()
             await _end_process(process, 0.0 if self._fault else EXIT_LIMIT_S)
+            await asyncio.wait([keeping], timeout=0.5)  # a grandchild may hold the pipe open
+            keeping.cancel()
+            process._transport.close()  # type: ignore[attr-defined]
+
+    async def _keep_end(self, stderr: asyncio.StreamReader) -> None:
+        """Keep the end of what the server writes to its stderr."""
+        while chunk := await stderr.read(MAX_STDERR_BYTES):
+            self._stderr = (self._stderr + chunk)[-MAX_STDERR_BYTES:]
 
     async def _read(
         self, stdout: asyncio.StreamReader, arrived: MemoryObjectSendStream[Any]
@@ -514,7 +524,6 @@ async def _end_process(process: Any, limit_s: float) -> None:
             end(process.pid, number)
     with contextlib.suppress(ProcessLookupError):  # what it started, and left behind
         os.killpg(process.pid, signal.SIGKILL)
-    process._transport.close()
 
 
 def _only(error: Exception) -> Exception:
@@ -533,32 +542,3 @@ async def _all_tools(client: Any) -> list[Any]:
         cursor = listed.next_cursor
         if not cursor:
             return tools
-
-
-class _Stderr:
-    """A pipe for the stderr of a server that keeps the last bytes; entered on the loop that reads
-    it."""
-
-    def __init__(self, server: _Server):
-        self._server = server
-
-    async def __aenter__(self) -> Any:
-        reading, writing = os.pipe()
-        self._write_end = os.fdopen(writing, "w")
-        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
-        self._transport, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb")
-        )
-        self._server._stderr = b""
-        self._reading = asyncio.ensure_future(self._keep(reader))
-        return self._write_end
-
-    async def _keep(self, reader: asyncio.StreamReader) -> None:
-        while chunk := await reader.read(MAX_STDERR_BYTES):
-            self._server._stderr = (self._server._stderr + chunk)[-MAX_STDERR_BYTES:]
-
-    async def __aexit__(self, *_: object) -> None:
-        self._write_end.close()
-        await asyncio.wait([self._reading], timeout=0.5)  # a grandchild may hold the pipe open
-        self._reading.cancel()
-        self._transport.close()
