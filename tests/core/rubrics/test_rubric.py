@@ -141,7 +141,10 @@ def test_a_plain_rubric_has_one_group_weight():
 # --- values
 
 
-@pytest.mark.parametrize("value", [1, 1.0, True, np.float32(1), np.int64(1), np.bool_(True)])
+@pytest.mark.parametrize(
+    "value",
+    [1, 1.0, True, np.float32(1), np.int64(1), np.bool_(True), Decimal("1.0"), Fraction(2, 2)],
+)
 async def test_numbers_of_every_kind_are_values(value):
     score = await Rubric([giving(value)]).score_rollout(state_of())
     assert score["reward"] == 1.0
@@ -251,15 +254,11 @@ async def test_an_error_of_the_models_own_doing_is_scored():
 
 @pytest.mark.parametrize(
     "rubric",
-    [Rubric(), Rubric(funcs=[]), Rubric(funcs=[], weights=[])],
-    ids=["default", "empty", "empty lists"],
+    [Rubric(), Rubric(funcs=[]), Rubric(funcs=[], weights=[]), Rubric([exact], [0.0])],
+    ids=["default", "empty", "empty lists", "no weight"],
 )
-async def test_without_reward_functions_the_reward_is_unknown(rubric):
+async def test_without_a_weighted_function_the_reward_is_unknown(rubric):
     assert math.isnan((await rubric.score_rollout(state_of()))["reward"])
-
-
-async def test_without_a_weight_the_reward_is_unknown():
-    assert math.isnan((await Rubric([exact], [0.0]).score_rollout(state_of()))["reward"])
 
 
 async def test_scoring_off_leaves_reward_unknown_and_metrics_empty():
@@ -641,13 +640,6 @@ async def test_a_prompt_that_does_not_fit_is_the_cause_that_a_reward_function_fi
     talk = Talk(rubric=vf.Rubric(funcs=[lambda completion: completion[9]]))  # negative control
     results = await talk.a_evaluate(later, "m", num_examples=1)
     assert "first prompt" not in results["errors"][0]["message"]
-
-
-@pytest.mark.parametrize("value", [Decimal("0.5"), Fraction(1, 2)])
-async def test_a_reward_may_be_any_kind_of_number(value):
-    rubric = vf.Rubric(funcs=[lambda completion: value])
-    env = vf.SingleTurnEnv(dataset=[{"question": "q"}], rubric=rubric)
-    assert (await env.a_evaluate(ScriptedClient("x"), "m", num_examples=1))["reward"] == [0.5]
 
 
 @pytest.mark.parametrize(
