@@ -509,41 +509,37 @@ async def test_a_plain_function_that_returns_an_awaitable_is_awaited():
     assert told["content"] == "later"
 
 
+class Waiting:
+    """The tool ``wait``, and the most calls of it that ran together."""
+
+    in_flight = most = 0
+
+    async def wait(self):
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        await asyncio.sleep(0.02)
+        self.in_flight -= 1
+
+
 @pytest.mark.parametrize("limit", [2, None])
 async def test_the_runs_limit_holds_over_all_rollouts(limit):
-    in_flight, most = 0, 0
-
-    async def wait():
-        nonlocal in_flight, most
-        in_flight += 1
-        most = max(most, in_flight)
-        await asyncio.sleep(0.02)
-        in_flight -= 1
-
-    env = tool_env(wait, parallel_tool_calls=True)
+    waiting = Waiting()
+    env = tool_env(waiting.wait, parallel_tool_calls=True)
     slot = nullcontext() if limit is None else asyncio.Semaphore(limit)
     run = SimpleNamespace(tool_slot=slot, rollout_timeout_s=None)
     await asyncio.gather(*(respond(env, call("wait"), call("wait"), run=run) for _ in range(4)))
-    assert most == (limit or 8)
+    assert waiting.most == (limit or 8)
 
 
 def test_the_option_max_concurrent_tools_limits_the_tools_of_a_run():
-    in_flight, most = 0, 0
-
-    async def wait():
-        nonlocal in_flight, most
-        in_flight += 1
-        most = max(most, in_flight)
-        await asyncio.sleep(0.02)
-        in_flight -= 1
-
     client = ScriptedClient(
         lambda request: "done" if request.prompt[-1]["role"] == "tool" else [call("wait")]
     )
     for limit in (2, None):
-        most = 0
-        tool_env(wait).evaluate(client, "m", rollouts_per_example=6, max_concurrent_tools=limit)
-        assert most == (limit or 6)
+        waiting = Waiting()
+        env = tool_env(waiting.wait)
+        env.evaluate(client, "m", rollouts_per_example=6, max_concurrent_tools=limit)
+        assert waiting.most == (limit or 6)
 
 
 def test_a_tool_that_hangs_ends_with_its_rollout_and_costs_no_neighbour():

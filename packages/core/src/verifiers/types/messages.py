@@ -37,7 +37,7 @@ def _restore(cls: type[dict[str, Any]], items: Mapping[str, Any]) -> Any:
     return restored
 
 
-class Message(dict[str, Any]):
+class Message(AttributeDict):
     """A chat message: ``{"role": …, "content": …}``; the known fields read as attributes, absent
     fields as None.
 
@@ -72,12 +72,6 @@ class Message(dict[str, Any]):
         if name in self:
             return self[name]
         raise AttributeError(f"a message has no {name!r}; its fields are {', '.join(self)}")
-
-    def __setattr__(self, name: str, value: object) -> None:
-        self[name] = value
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), dict(self))
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
         """The message as a plain dict (the spelling of pydantic messages)."""
