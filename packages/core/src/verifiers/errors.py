@@ -103,18 +103,6 @@ class RunMismatch(UsageError):
 # --- one rollout's failure ------------------------------------------------------------------------
 
 
-def where_of(error: BaseException) -> str | None:
-    """The function or hook that failed, with the author's file and line where they are known; None
-    without a place."""
-    facts = error.facts if isinstance(error, VerifiersError) else {}
-    name = next(
-        (str(facts[fact]) for fact in ("function", "hook", "waiting_for") if facts.get(fact)), None
-    )
-    if name and facts.get("file") and facts.get("line"):
-        return f"{name} ({facts['file']}:{facts['line']})"
-    return name
-
-
 class RolloutError(VerifiersError):
     """Failure of a rollout. ``retryable``: running it again may help; ``scorable``: caused by the
     model's output."""

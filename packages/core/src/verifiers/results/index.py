@@ -265,15 +265,11 @@ class RowIndex:
         """
         if not name.startswith("info."):
             raise ValueError(f"{name!r} is not a key of info; write info.KEY")
-        values: list[Any] = []
-        deadline = time.monotonic() + budget_s
-        with open_file(self.path) as file:
-            for number in range(first, len(self)):
-                info = _info_of(self._line(file, number))
-                values.append(_plain_value(info.get(name.removeprefix("info."))))
-                if time.monotonic() > deadline:
-                    return values, number + 1
-        return values, len(self)
+        values = [
+            _plain_value(_info_of(line).get(name.removeprefix("info.")))
+            for _, line in self._lines(first, budget_s)
+        ]
+        return values, first + len(values)
 
     def search(
         self, text: str, first: int = 0, budget_s: float = math.inf
@@ -287,17 +283,22 @@ class RowIndex:
         folded = text.casefold()
         matches: list[int] = []
         raw = folded.encode() if _PLAIN.fullmatch(folded) else None
+        number = first - 1
+        for number, line in self._lines(first, budget_s):
+            if (raw is None or raw in line.lower()) and folded in _searched_text(
+                decode_row(line)
+            ).casefold():
+                matches.append(number)
+        return matches, number + 1
+
+    def _lines(self, first: int, budget_s: float) -> Iterator[tuple[int, bytes]]:
+        """Row numbers from ``first`` on and their lines, for about ``budget_s`` seconds."""
         deadline = time.monotonic() + budget_s
         with open_file(self.path) as file:
             for number in range(first, len(self)):
-                line = self._line(file, number)
-                if (raw is None or raw in line.lower()) and folded in _searched_text(
-                    decode_row(line)
-                ).casefold():
-                    matches.append(number)
+                yield number, self._line(file, number)
                 if time.monotonic() > deadline:
-                    return matches, number + 1
-        return matches, len(self)
+                    return
 
     def _stored(self, file: IO[bytes], number: int) -> dict[str, Any]:
         row = decode_row(self._line(file, number))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiers.errors import ScoringError, where_of
+from verifiers.errors import ScoringError, VerifiersError
 from verifiers.runtime.redaction import redacted_text
 from verifiers.types import AttributeDict
 
@@ -122,8 +122,13 @@ _IS_LIBRARY = re.compile(
 
 
 def _where(error: BaseException) -> str | None:
-    if where := where_of(error):
-        return where
+    """The function or hook that failed, with the author's file and line where they are known, else
+    the innermost frame."""
+    facts = error.facts if isinstance(error, VerifiersError) else {}
+    names = (facts[fact] for fact in ("function", "hook", "waiting_for") if facts.get(fact))
+    if name := next(names, None):
+        has_line = facts.get("file") and facts.get("line")
+        return f"{name} ({facts['file']}:{facts['line']})" if has_line else str(name)
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else None
 

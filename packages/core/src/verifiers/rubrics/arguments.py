@@ -138,14 +138,18 @@ def new_name(func: Callable[..., Any], names: set[str]) -> str:
     for a duplicate."""
     name = function_name(func)
     if name == "<lambda>" and name in names:
-        name = next(
-            numbered for n in range(2, len(names) + 3) if (numbered := f"<lambda>_{n}") not in names
-        )
+        name = free_name(name, names)
     if name in names:
         raise ConfigError(
             f"two reward functions are named {name!r}; rename one of them", function=name
         )
     return name
+
+
+def free_name(name: str, names: set[str]) -> str:
+    """The first of ``name_2``, ``name_3``, … that is not among ``names``."""
+    numbered = (f"{name}_{number}" for number in range(2, len(names) + 3))
+    return next(free for free in numbered if free not in names)
 
 
 def finite_weight(weight: SupportsFloat | SupportsIndex | str, name: str) -> float:

@@ -350,7 +350,11 @@ class JudgeRubric(Rubric):
         except RunError:
             raise
         except Exception as error:  # any failure makes this verdict unknown; the cause is chained
-            raise _failure(_label(model), error, limit_s) from error
+            reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, TimeoutError) and limit_s is not None:
+                reason = f"no answer within {limit_s:g} s"
+            judge = _label(model)
+            raise ScoringError(f"judge {judge!r} failed: {reason}", model=judge) from error
 
     def _client_of(self, model: ModelLike) -> tuple[Client, str]:
         """The client and model name of a judge; created at its first call and cached."""
@@ -454,13 +458,6 @@ def _save_reply(state: object, judge: str, text: str) -> None:
     state.setdefault(REPLIES, []).append({"judge": judge, "reply": text})
     if REPLIES not in state.saved_columns:
         state.saved_columns += (REPLIES,)
-
-
-def _failure(judge: str, error: Exception, limit_s: float | None) -> ScoringError:
-    reason = f"{type(error).__name__}: {error}"
-    if isinstance(error, TimeoutError) and limit_s is not None:
-        reason = f"no answer within {limit_s:g} s"
-    return ScoringError(f"judge {judge!r} failed: {reason}", model=judge)
 
 
 def _label(model: object) -> str:

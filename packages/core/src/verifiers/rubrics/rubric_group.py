@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from verifiers.errors import ConfigError
 from verifiers.rollouts.state import State
-from verifiers.rubrics.arguments import RewardFunction, finite_weight
+from verifiers.rubrics.arguments import RewardFunction, finite_weight, free_name
 from verifiers.rubrics.rubric import Handler, Rubric, ScoringOptions
 from verifiers.rubrics.scoring import Plan
 from verifiers.runtime.signatures import spell_out
@@ -219,18 +219,12 @@ def _distinct(by_child: Sequence[Sequence[RewardFunction]]) -> list[list[RewardF
     for functions in by_child:
         distinct.append(
             [
-                f if f.name not in used else f.rubric.renamed(f, _free_name(f.name, used))
+                f if f.name not in used else f.rubric.renamed(f, free_name(f.name, used))
                 for f in functions
             ]
         )
         used.update(f.name for f in distinct[-1])
     return distinct
-
-
-def _free_name(name: str, used: set[str]) -> str:
-    return next(
-        free for number in range(2, len(used) + 3) if (free := f"{name}_{number}") not in used
-    )
 
 
 def _checked_names(names: Sequence[str] | None, count: int) -> list[str]:

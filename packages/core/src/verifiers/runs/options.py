@@ -228,7 +228,7 @@ class GenerateOptions(EvaluateOptions, total=False):
 
 
 def parse(
-    env: Any, keywords: Mapping[str, Any], counts: Sequence[str] = COUNTS
+    env: object, keywords: Mapping[str, Any], counts: Sequence[str] = COUNTS
 ) -> tuple[RunOptions, dict[str, Any]]:
     """Split the keywords of a call into (options, sampling arguments), with the environment's
     defaults.
@@ -247,8 +247,8 @@ def parse(
         settings.pop(name, None)
     valid_names = (*(field.name for field in fields(RunOptions)), *counts, *SAMPLING_NAMES)
     check_keywords(settings, valid_names, "evaluate/generate")
-    if "max_concurrent" not in settings and getattr(env, "max_concurrent", None):
-        settings["max_concurrent"] = env.max_concurrent
+    if "max_concurrent" not in settings and (limit := getattr(env, "max_concurrent", None)):
+        settings["max_concurrent"] = limit
     if settings.get("state_columns") is None:
         settings.pop("state_columns", None)
     options = RunOptions(**settings)
