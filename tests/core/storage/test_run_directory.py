@@ -20,7 +20,6 @@ from verifiers.storage.configurations import config_differences, fingerprint, ro
 from verifiers.storage.directory import (
     RunDirectory,
     default_root,
-    find_resumable,
     is_complete,
     read_config,
     read_metadata,
@@ -211,15 +210,15 @@ def test_the_path_follows_the_naming_scheme(tmp_path):
 def test_a_complete_run_moves_the_next_one_to_the_next_number(tmp_path):
     mark = fingerprint(CONFIG)
     run_key = (tmp_path, "sums", "m", mark)
-    assert find_resumable(*run_key) is None
     for suffix in ("", "-2", "-3"):
         path = run_path(*run_key)
         assert path.name == mark[:8] + suffix
+        assert not path.exists()
         with RunDirectory.create_or_resume(path, CONFIG) as run:
-            assert run_path(*run_key) == find_resumable(*run_key) == path
+            assert run_path(*run_key) == path
             assert run_path(*run_key, resume=False) != path
             run.write_metadata({"status": "complete"})
-        assert find_resumable(*run_key) is None
+    assert not run_path(*run_key).exists()
 
 
 def test_a_directory_of_a_configuration_with_the_same_eight_digits_is_passed_over(tmp_path):

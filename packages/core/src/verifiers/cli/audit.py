@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from verifiers.cli.common.command import Call, SmallCommand, one_word
+from verifiers.cli.common.command import Call, SmallCommand, one_word, option
 from verifiers.cli.common.streams import CheckFailed
 from verifiers.errors import ConfigError
 
 if TYPE_CHECKING:
-    from verifiers.checks.audit.report import AuditReport
     from verifiers.cli.evaluate.options import EvalSettings
     from verifiers.environments.base import Environment
 
@@ -45,7 +44,7 @@ def run(call: Call) -> None:
 
     from verifiers.checks import audit_environment
     from verifiers.cli.evaluate.options import EvalSettings, env_args_of
-    from verifiers.cli.evaluate.planning import load
+    from verifiers.cli.evaluate.planning import builder
 
     env_id, options = one_word(call, "one environment: vf-audit ENV"), call.options
     arguments = env_args_of(options["env_args"])
@@ -53,20 +52,9 @@ def run(call: Call) -> None:
         raise ConfigError("--keep writes the rows that are useful to a model; name it with -m")
     if arguments and options["certify"]:
         raise ConfigError("--certify stores the audit of the default arguments; leave -a out")
-    settings = EvalSettings(
-        model=options["model"],
-        api_base_url=options["api_base_url"],
-        api_key_var=options["api_key_var"],
-        env_args=arguments,
-        env_dir_path=options["env_dir_path"],
-        max_tokens=options["max_tokens"],
-        temperature=options["temperature"],
-    )
-
-    def build() -> Environment:
-        return load(env_id, settings)
-
-    build.__qualname__ = env_id
+    names = "model api_base_url api_key_var env_dir_path max_tokens temperature".split()
+    settings = EvalSettings(env_args=arguments, **{name: options[name] for name in names})
+    build = builder(env_id, settings)
     report = audit_environment(
         build,
         n=options["num_examples"],
@@ -80,12 +68,13 @@ def run(call: Call) -> None:
         from verifiers.checks.audit.certificate import write_certificate
 
         call.facts["certificate"] = str(write_certificate(report, env_id))
-    _show(call, report)
-    if not report.ok:
-        codes = ", ".join(finding.code for finding in report.errors)
-        raise CheckFailed(
-            f"{report.environment}: {codes}", names=[finding.code for finding in report.errors]
-        )
+    content = report.to_json()
+    call.facts |= {key: content[key] for key in KEYS if key in content}
+    call.say(str(report))
+    if path := call.facts.get("certificate"):
+        call.note(f"vf-audit: certificate in {path}")
+    if codes := [finding.code for finding in report.errors]:
+        raise CheckFailed(f"{report.environment}: {', '.join(codes)}", names=codes)
 
 
 def _profile(call: Call, env: Environment, settings: EvalSettings) -> tuple[Any, ...]:
@@ -121,43 +110,35 @@ def _profile(call: Call, env: Environment, settings: EvalSettings) -> tuple[Any,
     return tuple(profiles)
 
 
-def _show(call: Call, report: AuditReport) -> None:
-    content = report.to_json()
-    call.facts |= {key: content[key] for key in KEYS if key in content}
-    call.say(str(report))
-    if path := call.facts.get("certificate"):
-        call.note(f"vf-audit: certificate in {path}")
-
-
-def _option(*names: str, **settings: Any) -> click.Option:
-    return click.Option(list(names), **settings)
-
-
 COMMAND = SmallCommand(
     name="vf-audit",
     about=ABOUT,
     metavar="ENV",
     options=[
-        _option("-a", "--env-args", metavar="JSON", help="Arguments of the environment's loader."),
-        _option("-p", "--env-dir-path", default="./environments", metavar="DIR",
-                help="Folder of environments not installed."),
-        _option("-n", "--num-examples", type=click.IntRange(1), default=8, help="Rows that are tried [8]."),
-        _option("--seed", type=int, default=0, help="Chooses the rows and the search [0]."),
-        _option("--search", type=click.IntRange(0), default=120, help="Programs that the search tries [120]."),
-        _option("--budget", type=click.FloatRange(1), default=60.0, metavar="SECONDS", help="Time limit [60]."),
-        _option("--certify", is_flag=True, help="Store the result beside the package; vf-install --list shows it."),
-        _option("-m", "--model", metavar="NAME", help="Also profile the training rows with this model."),
-        _option("-b", "--api-base-url", metavar="URL", help="Endpoint of the model."),
-        _option("-k", "--api-key-var", metavar="NAME", help="Variable that holds its key."),
-        _option("--rows", type=click.IntRange(-1), default=50, help="Training rows that are profiled; -1 = all [50]."),
-        _option("-r", "--rollouts-per-example", type=click.IntRange(2), default=8, help="Rollouts of each row [8]."),
-        _option("-t", "--max-tokens", type=click.IntRange(1), help="Tokens per response."),
-        _option("-T", "--temperature", type=click.FloatRange(0), default=1.0, help="Sampling temperature [1]."),
-        _option("--keep", metavar="FILE", help="Write the rows that are useful to the model."),
+        option("-a --env-args", "Arguments of the environment's loader.", metavar="JSON"),
+        option(
+            "-p --env-dir-path",
+            "Folder of environments not installed.",
+            "./environments",
+            metavar="DIR",
+        ),
+        option("-n --num-examples", "Rows that are tried.", 8, type=click.IntRange(1)),
+        option("--seed", "Chooses the rows and the search.", 0),
+        option("--search", "Programs that the search tries.", 120, type=click.IntRange(0)),
+        option("--budget", "Time limit.", 60.0, type=click.FloatRange(1), metavar="SECONDS"),
+        option("--certify", "Store the result beside the package; vf-install --list shows it."),
+        option("-m --model", "Also profile the training rows with this model.", metavar="NAME"),
+        option("-b --api-base-url", "Endpoint of the model.", metavar="URL"),
+        option("-k --api-key-var", "Variable that holds its key.", metavar="NAME"),
+        option("--rows", "Training rows that are profiled; -1 = all.", 50, type=click.IntRange(-1)),
+        option("-r --rollouts-per-example", "Rollouts of each row.", 8, type=click.IntRange(2)),
+        option("-t --max-tokens", "Tokens per response.", type=click.IntRange(1)),
+        option("-T --temperature", "Sampling temperature.", 1.0, type=click.FloatRange(0)),
+        option("--keep", "Write the rows that are useful to the model.", metavar="FILE"),
     ],
     keys=KEYS,
     action=run,
-)  # fmt: skip
+)
 main = COMMAND.main
 
 if __name__ == "__main__":

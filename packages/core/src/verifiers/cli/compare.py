@@ -3,12 +3,11 @@ only."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from verifiers.cli.common.command import Call, SmallCommand, one_word
+from verifiers.cli.common.command import Call, SmallCommand, one_word, option
 from verifiers.cli.common.streams import HAS_FINDINGS
 from verifiers.errors import ConfigError
 
@@ -47,19 +46,14 @@ def run(call: Call) -> None:
         )
     comparison = compare_runs(runs, metrics, detect=options["detect"], anyway=options["anyway"])
     call.facts.update(comparison.to_dict())
-    for line in str(comparison).splitlines():
-        call.say(line)
+    call.say(str(comparison))
     if not comparison.differences or (options["fail_if_worse"] and comparison.refused):
         refused = comparison.refused[0]
         raise ConfigError(
             f"{refused.run} and {refused.baseline} were not compared: {refused.sentence()}"
             " (--anyway compares runs that share examples)"
         )
-    worse = [
-        difference
-        for difference in comparison.differences
-        if difference.verdict == "worse" or difference.verdict == "lower"
-    ]
+    worse = [d for d in comparison.differences if d.verdict in ("worse", "lower")]
     if options["fail_if_worse"] and worse:
         call.exit_code = HAS_FINDINGS
         call.note(
@@ -75,14 +69,13 @@ def _load(words: list[str]) -> list[Measured]:
 
     if len(words) < 2:
         raise ConfigError("name two or more runs: vf-compare RUN RUN")
-    runs: list[tuple[str, Any, dict[str, Any] | None]] = []
-    for word in words:
-        folder = Path(word) if Path(word).is_dir() else Path(word).parent
-        runs.append(
-            (word.rstrip("/"), load_results(word), (read_config(folder) or {}).get("config"))
-        )
-    if len({name for name, _, _ in runs}) < len(runs):
+    names = [word.rstrip("/") for word in words]
+    if len(set(names)) < len(names):
         raise ConfigError("a run is named twice; a run compared with itself shows nothing")
+    runs: list[tuple[str, Any, dict[str, Any] | None]] = []
+    for name, path in zip(names, map(Path, words), strict=True):
+        stored = read_config(path if path.is_dir() else path.parent) or {}
+        runs.append((name, load_results(path), stored.get("config")))
     return measured(runs)
 
 
@@ -102,30 +95,20 @@ def _compare_with_labels(call: Call, metrics: list[str]) -> None:
 
 
 def _agreement_lines(agreement: Agreement) -> list[str]:
-    corrected = (
-        f"{agreement.corrected_mean:.3f}, 95% from {agreement.low:.3f} to {agreement.high:.3f}"
-    )
-    if agreement.corrected_mean != agreement.corrected_mean:
-        corrected = (
-            "unknown: the labels are of one kind only, or the judge is no better than chance"
-        )
+    yes, no = agreement.true_yes, agreement.true_no
+    low, high = agreement.low, agreement.high
+    if math.isnan(agreement.corrected_mean):
+        why = "the labels are of one kind only, or the judge is no better than chance"
+        corrected = f"unknown: {why}"
+    else:
+        corrected = f"{agreement.corrected_mean:.3f}, 95% from {low:.3f} to {high:.3f}"
+    labelled = f"{agreement.num_labelled} of {agreement.num_rollouts} rollouts are labelled"
+    stderr = f"{agreement.kappa_stderr:.3f} (standard error)"
     return [
-        (
-            f"{agreement.metric} against {agreement.labels}: {agreement.num_labelled} of {agreement.num_rollouts}"
-            " rollouts are labelled"
-        ),
-        (
-            f"  kappa        {agreement.kappa:.3f} ± {agreement.kappa_stderr:.3f} (standard error),"
-            f" agreement {agreement.accuracy:.3f}"
-        ),
-        (
-            f"  of the yes   {agreement.sensitivity:.3f} called yes ({agreement.true_yes} of"
-            f" {agreement.true_yes + agreement.false_no})"
-        ),
-        (
-            f"  of the no    {agreement.specificity:.3f} called no ({agreement.true_no} of"
-            f" {agreement.true_no + agreement.false_yes})"
-        ),
+        f"{agreement.metric} against {agreement.labels}: {labelled}",
+        f"  kappa        {agreement.kappa:.3f} ± {stderr}, agreement {agreement.accuracy:.3f}",
+        f"  of the yes   {agreement.sensitivity:.3f} called yes ({yes} of {yes + agreement.false_no})",
+        f"  of the no    {agreement.specificity:.3f} called no ({no} of {no + agreement.false_yes})",
         f"  judged mean  {agreement.judged_mean:.3f} over all rollouts",
         f"  corrected    {corrected}",
     ]
@@ -136,37 +119,16 @@ COMMAND = SmallCommand(
     about=ABOUT,
     metavar="PATH PATH ...",
     options=[
-        click.Option(
-            ["--metrics"],
-            default="reward",
-            metavar="A,B",
-            help="What to compare; all: everything [reward].",
-        ),
-        click.Option(
-            ["--detect"],
-            default=0.05,
-            type=float,
-            metavar="X",
-            help="Difference to plan examples for [0.05].",
-        ),
-        click.Option(
-            ["--labels"],
+        option("--metrics", "What to compare; all: everything.", "reward", metavar="A,B"),
+        option("--detect", "Difference to plan examples for.", 0.05, metavar="X"),
+        option(
+            "--labels",
+            "Compare a judge in one run with labels, for example info.human.",
             metavar="COLUMN",
-            help="Compare a judge in one run with labels, for example info.human.",
         ),
-        click.Option(
-            ["--threshold"], default=0.5, type=float, metavar="X", help="Value that is a yes [0.5]."
-        ),
-        click.Option(
-            ["--anyway"],
-            is_flag=True,
-            help="Compare runs with other settings or rewards too; noted.",
-        ),
-        click.Option(
-            ["--fail-if-worse"],
-            is_flag=True,
-            help="Exit with 1 when a run is worse than its baseline.",
-        ),
+        option("--threshold", "Value that is a yes.", 0.5, metavar="X"),
+        option("--anyway", "Compare runs with other settings or rewards too; noted."),
+        option("--fail-if-worse", "Exit with 1 when a run is worse than its baseline."),
     ],
     keys=("runs", "differences", "refused", "settings", "agreement"),
     action=run,

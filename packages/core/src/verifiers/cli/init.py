@@ -15,9 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
-from verifiers.cli.common.command import Call, SmallCommand, one_word
+from verifiers.cli.common.command import Call, SmallCommand, one_word, option
 from verifiers.cli.common.completion import paths, words
 from verifiers.cli.common.writing import write_files
 from verifiers.cli.install.project_files import Workspace, find_workspace
@@ -65,13 +63,14 @@ def run(call: Call) -> None:
             f" {template!r}{closest(template, TEMPLATES)}"
         )
     target = locate(names, call.options["path"])
+    workspace = target.workspace
     files = render(
         names,
         template,
         folder=target.relative,
         multi_file=call.options["multi_file"],
         tests=not call.options["no_tests"],
-        member=target.workspace is not None and _has_verifiers(target.workspace),
+        member=workspace is not None and any(p.name == CORE for p in workspace.projects()),
         source=source_of_library(target.folder),
     )
     replaceable = [README] if call.options["rewrite_readme"] else []
@@ -109,36 +108,27 @@ def source_of_library(folder: Path) -> str | None:
     if origin.folder is not None:
         path = os.path.relpath(origin.folder, folder.resolve())
         editable = ", editable = true" if origin.is_editable else ""
-        return (
-            f"{{ path = {json.dumps(path)}{editable} }}  # on another machine: its clone, or git"
-            " and subdirectory"
-        )
+        advice = "on another machine: its clone, or git and subdirectory"
+        return f"{{ path = {json.dumps(path)}{editable} }}  # {advice}"
     if not origin.commit:
         return f"{{ url = {json.dumps(origin.url)} }}"
-    subdirectory = (
-        f", subdirectory = {json.dumps(origin.subdirectory)}" if origin.subdirectory else ""
-    )
-    return f"{{ git = {json.dumps(origin.url)}, rev = {json.dumps(origin.commit)}{subdirectory} }}"
-
-
-def _has_verifiers(workspace: Workspace) -> bool:
-    return any(project.name == "verifiers" for project in workspace.projects())
+    parts = {"git": origin.url, "rev": origin.commit, "subdirectory": origin.subdirectory}
+    given = (f"{name} = {json.dumps(value)}" for name, value in parts.items() if value)
+    return f"{{ {', '.join(given)} }}"
 
 
 def _print_result(call: Call, names: Names, target: Target, outcomes: Mapping[str, str]) -> None:
     """Print the outcome for each file, and the next commands."""
-    existing = [name for name, outcome in outcomes.items() if outcome == "kept"]
     call.say(f"{names.id} in {target.relative}")
     for name, outcome in outcomes.items():
         call.say(f"  {outcome:<9} {name}")
-    if existing:
+    if existing := [name for name, outcome in outcomes.items() if outcome == "kept"]:
         call.note(f"vf-init: {len(existing)} files existed already and are unchanged")
         if README in existing:
             call.note("vf-init: --rewrite-readme replaces the README")
     where = shlex.quote(target.relative)
-    at_default = call.options["path"] is None
     call.say("Next:")
-    call.say(f"  vf-install {names.id if at_default else where}")
+    call.say(f"  vf-install {names.id if call.options['path'] is None else where}")
     call.say(f"  vf-eval {names.id} -n 3")
     if any(name.startswith("tests/") for name in outcomes):
         call.say(f"  python -m pytest {where}")
@@ -151,27 +141,22 @@ COMMAND = SmallCommand(
     about=ABOUT,
     metavar="NAME",
     options=[
-        click.Option(
-            ["-p", "--path"],
+        option(
+            "-p --path",
+            "Parent of the package's folder [packages/envs of a workspace, else ./environments].",
             metavar="DIR",
             shell_complete=paths,
-            help=(
-                "Parent of the package's folder [packages/envs of a workspace, else"
-                " ./environments]."
-            ),
         ),
-        click.Option(
-            ["--multi-file"], is_flag=True, help="Put data and rewards into separate modules."
-        ),
-        click.Option(["--rewrite-readme"], is_flag=True, help="Replace an existing README."),
-        click.Option(
-            ["--template"],
-            default="single",
+        option("--multi-file", "Put data and rewards into separate modules."),
+        option("--rewrite-readme", "Replace an existing README."),
+        option(
+            "--template",
+            f"Template: {', '.join(TEMPLATES)}.",
+            "single",
             metavar="NAME",
             shell_complete=words(tuple(TEMPLATES)),
-            help=f"Template: {', '.join(TEMPLATES)} [single].",
         ),
-        click.Option(["--no-tests"], is_flag=True, help="Write no test."),
+        option("--no-tests", "Write no test."),
     ],
     keys=("id", "path", "files"),
     action=run,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from verifiers.cli.common.command import Call, SmallCommand, one_word
+from verifiers.cli.common.command import Call, SmallCommand, one_word, option
 from verifiers.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,30 +98,13 @@ COMMAND = SmallCommand(
     about=ABOUT,
     metavar="PATH",
     options=[
-        click.Option(
-            ["--env"], metavar="ID", help="Environment whose rubric scores [that of the run]."
+        option("--env", "Environment whose rubric scores [that of the run].", metavar="ID"),
+        option("-a --env-args", "Arguments of its loader, over those of the run.", metavar="JSON"),
+        option("-p --env-dir-path", "Folder of environments not installed.", "./environments"),
+        option(
+            "--to", "Directory of the new run [beside the runs of the environment].", metavar="DIR"
         ),
-        click.Option(
-            ["-a", "--env-args"],
-            metavar="JSON",
-            help="Arguments of its loader, over those of the run.",
-        ),
-        click.Option(
-            ["-p", "--env-dir-path"],
-            default="./environments",
-            help="Folder of environments not installed.",
-        ),
-        click.Option(
-            ["--to"],
-            metavar="DIR",
-            help="Directory of the new run [beside the runs of the environment].",
-        ),
-        click.Option(
-            ["-c", "--max-concurrent"],
-            default=32,
-            type=click.IntRange(1),
-            help="Rollouts scored at a time [32].",
-        ),
+        option("-c --max-concurrent", "Rollouts scored at a time.", 32, type=click.IntRange(1)),
     ],
     keys=("run", "origin"),
     action=run,

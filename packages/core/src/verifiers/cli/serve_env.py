@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from verifiers.cli.common.command import Call, SmallCommand, listening_options, one_word
+from verifiers.cli.common.command import Call, SmallCommand, listening_options, one_word, option
 from verifiers.errors import ConfigError
 from verifiers.runtime.installed import part
 
@@ -105,25 +105,15 @@ COMMAND = SmallCommand(
     about=ABOUT,
     metavar="ENV",
     options=[
-        click.Option(
-            ["-a", "--env-args"],
-            default="{}",
-            metavar="JSON",
-            help="Arguments of load_environment.",
-        ),
-        click.Option(
-            ["--wire"],
-            default="openenv",
+        option("-a --env-args", "Arguments of load_environment.", metavar="JSON"),
+        option(
+            "--wire",
+            "Clients to serve: OpenEnv's, or those of verifiers 0.4 over ZeroMQ.",
+            "openenv",
             type=click.Choice(["openenv", "zmq"]),
-            help="Clients to serve: OpenEnv's, or those of verifiers 0.4 over ZeroMQ [openenv].",
         ),
         *listening_options(8000),
-        click.Option(
-            ["--max-sessions"],
-            default=64,
-            type=click.IntRange(1),
-            help="Sessions at the same time [64].",
-        ),
+        option("--max-sessions", "Sessions at the same time.", 64, type=click.IntRange(1)),
     ],
     keys=("url",),
     action=run,

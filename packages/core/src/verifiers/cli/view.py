@@ -8,9 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from verifiers.cli.common.command import Call, SmallCommand, listening_options
+from verifiers.cli.common.command import Call, SmallCommand, listening_options, option
 from verifiers.errors import ConfigError, UnknownEnvironment
 
 if TYPE_CHECKING:
@@ -34,23 +32,12 @@ def run(call: Call) -> None:
     """Serve or export the runs. *Raises* ``ConfigError``."""
     from verifiers.view.catalog import Catalog, default_folders
     from verifiers.view.library import Library
+    from verifiers.view.tokens import pieces_of
 
     words, out = _folders(call)
-    folders = [
-        folder
-        for word in words
-        for folder in (
-            [_as_run(word)]
-            if Path(word).is_dir() or word.endswith(".json")
-            else _evaluations_of(word)
-        )
-    ]
+    folders = [folder for word in words for folder in _folders_of(word)]
     tokenizer = call.options["tokenizer"]
-    pieces = None
-    if tokenizer is not None:
-        from verifiers.view.tokens import pieces_of
-
-        pieces = pieces_of(tokenizer)
+    pieces = None if tokenizer is None else pieces_of(tokenizer)
     library = Library(Catalog(folders or default_folders()), pieces)
     if out is not None:
         _export(call, library, out)
@@ -72,20 +59,23 @@ def _folders(call: Call) -> tuple[list[str], str | None]:
     return words, out
 
 
-def _as_run(word: str) -> str:
-    """The folder itself, or one with a run of its ATIF trajectories if it is of them alone, which
-    lasts as long as this process. *Raises* ``ConfigError`` for a file of something else."""
+def _folders_of(word: str) -> list[Path]:
+    """The folder itself, or a folder with a run of its ATIF trajectories if it is of them alone,
+    which lasts as long as this process; of an environment its evaluations. *Raises*
+    ``ConfigError`` for a file of something else."""
     from verifiers.results import load_results
     from verifiers.results.atif import load_trajectories
     from verifiers.view.catalog import runs_below
 
-    is_folder = Path(word).is_dir()
-    if is_folder and (any(runs_below([word])) or not load_trajectories(Path(word))):
-        return word
+    path = Path(word)
+    if not path.is_dir() and not word.endswith(".json"):
+        return _evaluations_of(word)
+    if path.is_dir() and (any(runs_below([word])) or not load_trajectories(path)):
+        return [path]
     folder = Path(tempfile.mkdtemp(prefix="verifiers-view-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    load_results(word).save(folder / Path(word).resolve().stem)
-    return str(folder)
+    load_results(word).save(folder / path.resolve().stem)
+    return [folder]
 
 
 def _evaluations_of(word: str) -> list[Path]:
@@ -106,13 +96,11 @@ def _evaluations_of(word: str) -> list[Path]:
     name = normalize_name(env_id.rpartition("/")[2]).removeprefix("vf-")
 
     def is_its(folder: Path) -> bool:  # ENV--MODEL or OWNER--ENV--MODEL
-        return name in (
-            normalize_name(part).removeprefix("vf-") for part in folder.name.split("--")[:2]
-        )
+        names = folder.name.split("--")[:2]
+        return name in (normalize_name(part).removeprefix("vf-") for part in names)
 
-    folders = [
-        folder for root in roots for folder in sorted(root.glob("evals/*--*")) if is_its(folder)
-    ]
+    of_runs = [folder for root in roots for folder in sorted(root.glob("evals/*--*"))]
+    folders = list(filter(is_its, of_runs))
     if not folders:
         raise ConfigError(f"{not_a_folder}: vf-eval {word} makes one")
     return folders
@@ -134,10 +122,8 @@ def _serve(call: Call, library: Library) -> None:
     folders = ", ".join(map(str, library.catalog.folders))
     call.answer_now(f"the runs in {folders} are at {server.url}", url=server.url)
     if not options["no_browser"] and not open_browser(server.url):
-        call.note(
-            "vf-view: no browser here; open the address, through a tunnel if this machine is"
-            " remote:"
-        )
+        how = "open the address, through a tunnel if this machine is remote"
+        call.note(f"vf-view: no browser here; {how}:")
         call.note(f"  ssh -L {server.port}:127.0.0.1:{server.port} {{this machine}}")
     call.note("vf-view: Ctrl-C ends it")
     server.run()
@@ -149,22 +135,16 @@ COMMAND = SmallCommand(
     metavar="[PATH ...]",
     options=[
         *listening_options(0),
-        click.Option(["--no-browser", "--no-open"], is_flag=True, help="Open no browser."),
-        click.Option(
-            ["--allow-remote"], is_flag=True, help="Allow a --host that other machines can reach."
-        ),
-        click.Option(
-            ["--tokenizer"],
+        option("--no-browser --no-open", "Open no browser."),
+        option("--allow-remote", "Allow a --host that other machines can reach."),
+        option(
+            "--tokenizer",
+            "Tokenizer that decodes tokens for log-probabilities: a folder, or a name in the"
+            " local cache.",
             metavar="NAME",
-            help=(
-                "Tokenizer that decodes tokens for log-probabilities: a folder, or a name in the"
-                " local cache."
-            ),
         ),
-        click.Option(["--export"], metavar="OUT", help="Write a copy into this folder, and exit."),
-        click.Option(
-            ["--once"], is_flag=True, help="With --export: exit afterwards, which is the default."
-        ),
+        option("--export", "Write a copy into this folder, and exit.", metavar="OUT"),
+        option("--once", "With --export: exit afterwards, which is the default."),
     ],
     keys=("url",),
     action=run,

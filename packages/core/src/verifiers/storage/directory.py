@@ -91,29 +91,6 @@ def run_path(
     raise AssertionError("the candidates do not end")
 
 
-def find_resumable(
-    root: str | os.PathLike[str],
-    env_id: str,
-    model: str,
-    fingerprint: str,
-    *,
-    output_dir: str | os.PathLike[str] | None = None,
-    config: Mapping[str, Any] | None = None,
-    accept_changed_code: bool = False,
-) -> Path | None:
-    """The directory of the unfinished run; None when there is none. *Raises* as ``run_path``."""
-    candidate = run_path(
-        root,
-        env_id,
-        model,
-        fingerprint,
-        output_dir=output_dir,
-        config=config,
-        accept_changed_code=accept_changed_code,
-    )
-    return candidate if candidate.exists() else None
-
-
 def _candidates(
     root: str | os.PathLike[str],
     env_id: str,

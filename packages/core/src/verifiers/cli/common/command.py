@@ -9,7 +9,6 @@ function. ``vf-eval``, which has files, dotted keys and displays, does not use i
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,15 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
-from verifiers.cli.common.completion import Completer, answer_the_shell, how_to, paths
+from verifiers.cli.common.completion import Completer, begin, how_to, paths
 from verifiers.cli.common.reader import raise_together, unknown_option
-from verifiers.cli.common.streams import EPILOG, INTERRUPTED, fail, results_stream
+from verifiers.cli.common.streams import (
+    EPILOG,
+    INTERRUPTED,
+    discard_stdout,
+    fail,
+    results_stream,
+)
 from verifiers.errors import ConfigError
 from verifiers.runtime.terminal import escape_control
 
@@ -86,10 +91,7 @@ class SmallCommand:
 
     def main(self) -> NoReturn:
         """The entry point."""
-        for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors="backslashreplace")
-        answer_the_shell(self.click_command, self.name)
+        begin(self.click_command, self.name)
         sys.exit(self.run(sys.argv[1:]))
 
     def run(self, argv: Iterable[str]) -> int:
@@ -117,26 +119,20 @@ class SmallCommand:
         except click.exceptions.Exit as exit_:  # after --help and --version
             return exit_.exit_code
         except BrokenPipeError:
-            # the reader closed stdout; redirect it so that the interpreter's flush does not fail
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            discard_stdout()
         return code
 
     def click_command(self) -> click.Command:
         """The click command; unknown options are ignored here, and reported together by `run`."""
         common = [
-            click.Option(["--json"], is_flag=True, help="Print one JSON object on stdout."),
-            click.Option(["-v", "--verbose"], is_flag=True, help="Show the traceback of an error."),
-            click.Option(["-q", "--quiet"], is_flag=True, help="Suppress notices."),
+            option("--json", "Print one JSON object on stdout."),
+            option("-v --verbose", "Show the traceback of an error."),
+            option("-q --quiet", "Suppress notices."),
             version_option(self.name),
         ]
         complete = self.complete or (paths if "PATH" in self.metavar else None)
-        words = click.Argument(
-            ["words"],
-            nargs=-1,
-            type=click.UNPROCESSED,
-            metavar=self.metavar,
-            shell_complete=complete,
-        )
+        settings: dict[str, Any] = {"type": click.UNPROCESSED, "shell_complete": complete}
+        words = click.Argument(["words"], nargs=-1, metavar=self.metavar, **settings)
         return click.Command(
             self.name,
             params=[words, *self.options, *common],
@@ -146,17 +142,11 @@ class SmallCommand:
         )
 
     def _read(self, argv: list[str], call: Call) -> None:
-        """Fill ``call`` from the command line. *Raises* ``ConfigError`` that lists every unknown
-        option."""
-        command = self._parse(argv, call)
-        unknown = [
-            word.partition("=")[0] for word in call.words if word.startswith("-") and len(word) > 1
-        ]
-        flags = [
-            flag for option in command.params for flag in (*option.opts, *option.secondary_opts)
-        ]
-        options = [*(flag for flag in flags if flag.startswith("--")), "--help"]
-        raise_together([unknown_option(flag, options, self.name) for flag in unknown])
+        """Fill ``call`` from the command line. *Raises* ``ConfigError`` for all unknown options."""
+        options = long_flags(self._parse(argv, call))
+        unknown = [word for word in call.words if word.startswith("-") and len(word) > 1]
+        flags = [word.partition("=")[0] for word in unknown]
+        raise_together([unknown_option(flag, options, self.name) for flag in flags])
 
     def _parse(self, argv: list[str], call: Call) -> click.Command:
         """Fill ``call``; unknown options are among its words."""
@@ -167,27 +157,34 @@ class SmallCommand:
         except click.UsageError as error:
             raise ConfigError(error.format_message()) from None
         call.words = list(values.pop("words"))
-        call.options = {name: value for name, value in values.items() if name not in COMMON}
-        call.json, call.verbose, call.quiet = (values[name] for name in COMMON)
+        call.json, call.verbose, call.quiet = (values.pop(name) for name in COMMON)
+        call.options = values
         return command
+
+
+def option(flags: str, help_: str, default: Any = None, **settings: Any) -> click.Option:
+    """An option, ``option("-o --out", "Where.", ".")``, whose help names its default; a flag
+    without default and settings."""
+    if default is None:
+        return click.Option(flags.split(), help=help_, is_flag=not settings, **settings)
+    if not help_.endswith("]."):
+        text = f"{default:g}" if isinstance(default, float) else default
+        help_ = f"{help_.rstrip('.')} [{text}]."
+    return click.Option(flags.split(), help=help_, default=default, **settings)
 
 
 def listening_options(port: int) -> list[click.Option]:
     """The address and the port of a command that serves."""
     return [
-        click.Option(
-            ["--host"],
-            default="127.0.0.1",
-            metavar="ADDRESS",
-            help="Address to listen on [127.0.0.1].",
-        ),
-        click.Option(
-            ["--port"],
-            default=port,
-            type=click.IntRange(0, 65535),
-            help=f"Port; 0 is any free one [{port}].",
-        ),
+        option("--host", "Address to listen on.", "127.0.0.1", metavar="ADDRESS"),
+        option("--port", "Port; 0 is any free one.", port, type=click.IntRange(0, 65535)),
     ]
+
+
+def long_flags(command: click.Command) -> list[str]:
+    """The flags of a command that begin with two dashes."""
+    flags = [flag for option in command.params for flag in (*option.opts, *option.secondary_opts)]
+    return [*(flag for flag in flags if flag.startswith("--")), "--help"]
 
 
 def version_option(name: str) -> click.Option:

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
 
 
-def answer_the_shell(command: Callable[[], click.Command], name: str) -> None:
-    """When the shell calls ``name`` for its completion script or for completions, print them and
-    exit."""
+def begin(command: Callable[[], click.Command], name: str) -> None:
+    """Begin the command ``name``: it prints any text. If the shell calls it for its completion
+    script or for completions, print them and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     variable = f"_{name.replace('-', '_').upper()}_COMPLETE"
-    instruction = os.environ.get(variable)
-    if instruction:
+    if instruction := os.environ.get(variable):
         from click.shell_completion import shell_complete
 
         sys.exit(shell_complete(command(), {}, name, variable, instruction))

@@ -41,27 +41,26 @@ def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dic
 
     ``hint`` in the object lists suggestions for a misspelled name, or is null.
     """
-    expected = error if isinstance(error, VerifiersError) else None
-    message = escape_control(redacted_text(str(error) if expected else _unexpected(error)))
+    if isinstance(error, VerifiersError):
+        code, text = error.exit_code, str(error)
+    else:
+        # late: it loads numpy, which most errors do not need
+        from verifiers.rollouts.error_info import ErrorInfo
+
+        line = ErrorInfo.of(error).author_line
+        location = f" at {line} (-v shows the traceback)" if line else " (-v shows where)"
+        code, text = UNEXPECTED, f"unexpected {type(error).__name__}: {error}{location}"
+    message = escape_control(redacted_text(text))
     if verbose:
         print(redacted_text("".join(traceback.format_exception(error))), file=sys.stderr)
     print(f"{command}: {message}", file=sys.stderr)
-    suggestions = getattr(error, "suggestions", None)
-    hint = ", ".join(suggestions) if suggestions else None
-    return expected.exit_code if expected else UNEXPECTED, {
-        "type": type(error).__name__,
-        "message": message,
-        "hint": hint,
-    }
+    hint = ", ".join(getattr(error, "suggestions", None) or ()) or None
+    return code, {"type": type(error).__name__, "message": message, "hint": hint}
 
 
-def _unexpected(error: BaseException) -> str:
-    # late: it loads numpy, which most errors do not need
-    from verifiers.rollouts.error_info import ErrorInfo
-
-    line = ErrorInfo.of(error).author_line
-    location = f" at {line} (-v shows the traceback)" if line else " (-v shows where)"
-    return f"unexpected {type(error).__name__}: {error}{location}"
+def discard_stdout() -> None:
+    """Once its reader has closed stdout: the flush at the interpreter's end does not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @contextlib.contextmanager

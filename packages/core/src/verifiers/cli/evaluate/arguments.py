@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
-from verifiers.cli.common.command import version_option
+from verifiers.cli.common.command import long_flags, version_option
 from verifiers.cli.common.completion import Completer, environments, how_to, paths, words
 from verifiers.cli.common.reader import Assignment, Form, accept, read_words, store, unknown_option
 from verifiers.cli.common.streams import EPILOG
@@ -204,13 +204,4 @@ def _unknown_option(word: str) -> str:
     name = word.partition("=")[0]
     if name in REPLACED:
         return f"{name} is an option of older versions: {REPLACED[name]}"
-    flags: Iterable[Mapping[str, Flag]] = (flags_of(EvalSettings), flags_of(CommandSettings))
-    flag_names = [
-        flag
-        for table in flags
-        for option in table.values()
-        for flag in option.names.replace("/", " ").split()
-    ]
-    return unknown_option(
-        name, [*(flag for flag in flag_names if flag[:2] == "--"), "--help", "--version"], "vf-eval"
-    )
+    return unknown_option(name, long_flags(click_command()), "vf-eval")

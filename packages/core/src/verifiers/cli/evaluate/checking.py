@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from verifiers.checks import CheckReport, audit_environment, check_environment
+from verifiers.checks import audit_environment, check_environment
 from verifiers.cli.common.streams import CheckFailed
 from verifiers.cli.evaluate.display import Display
 from verifiers.cli.evaluate.options import EvalSettings, Evaluation
-from verifiers.cli.evaluate.planning import load
+from verifiers.cli.evaluate.planning import builder
 from verifiers.environments.base import Environment
 from verifiers.runtime.terminal import escape_control
 
@@ -37,7 +37,8 @@ def check_all(evaluations: Sequence[Evaluation], display: Display) -> None:
     reports = [check_environment(subject) for subject in subjects.values()]
     for report, subject in zip(reports, subjects.values(), strict=True):
         if report.ok:
-            _show(report, display)
+            show = display.warn if report.warnings else display.note
+            show(escape_control(str(report)))
             _audit(subject, display)
     if refused := [report for report in reports if not report.ok]:
         raise CheckFailed(
@@ -47,31 +48,15 @@ def check_all(evaluations: Sequence[Evaluation], display: Display) -> None:
 
 
 def _subject(env_id: str, settings: EvalSettings) -> str | Callable[[], Environment]:
-    """The argument of the check: the id when there are no settings, so that its loader is checked
-    too."""
-    if not settings.env_args and not settings.extra_env_kwargs:
-        return env_id
-
-    def build() -> Environment:
-        return load(env_id, settings)
-
-    build.__qualname__ = env_id
-    return build
+    """The argument of the check: the id without settings, so that its loader is checked too."""
+    if settings.env_args or settings.extra_env_kwargs:
+        return builder(env_id, settings)
+    return env_id
 
 
 def _audit(subject: str | Callable[[], Environment], display: Display) -> None:
     report = audit_environment(subject, n=AUDITED_ROWS, search_steps=0, budget_s=AUDIT_BUDGET_S)
     if report.errors:
         findings = "\n".join(f"  {finding}" for finding in report.errors)
-        display.warn(
-            escape_control(
-                f"{report.environment}: the audit found (vf-audit says more)\n{findings}"
-            )
-        )
-
-
-def _show(report: CheckReport, display: Display) -> None:
-    if report.warnings:
-        display.warn(escape_control(str(report)))
-    else:
-        display.note(escape_control(str(report)))
+        text = f"{report.environment}: the audit found (vf-audit says more)\n{findings}"
+        display.warn(escape_control(text))

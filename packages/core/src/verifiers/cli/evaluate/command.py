@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,9 +17,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from verifiers.cli.common.completion import answer_the_shell
+from verifiers.cli.common.completion import begin
 from verifiers.cli.common.reader import raise_together
-from verifiers.cli.common.streams import INTERRUPTED, UNEXPECTED, fail, results_stream
+from verifiers.cli.common.streams import (
+    INTERRUPTED,
+    UNEXPECTED,
+    discard_stdout,
+    fail,
+    results_stream,
+)
 from verifiers.cli.evaluate.arguments import CommandLine, click_command, parse
 from verifiers.cli.evaluate.entries import resolve
 from verifiers.cli.evaluate.options import Evaluation
@@ -36,10 +41,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """The entry point."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-    answer_the_shell(click_command, "vf-eval")
+    begin(click_command, "vf-eval")
     sys.exit(run_command(sys.argv[1:]))
 
 
@@ -59,8 +61,7 @@ def run_command(argv: Sequence[str]) -> int:
             report.exit_code = INTERRUPTED
             print("vf-eval: interrupted; nothing was run", file=sys.stderr)
         except BrokenPipeError:
-            # the reader closed stdout; redirect it so that the interpreter's flush does not fail
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            discard_stdout()
         except Exception as error:  # noqa: BLE001 - the last handler: every failure becomes one paragraph and a code
             report.failed(*fail(error, command="vf-eval", verbose=line.command.verbose))
         if line.command.json:
@@ -76,9 +77,9 @@ class _Command:
         self.command = line.command
         self.remaining: list[Prepared] = []
         self.varied: list[Mapping[str, Any]] = []
+        """The combination of the ablation of each run in the report."""
         self.typed: list[Mapping[str, Any]] = []
         """The runs with the ids that were typed, which tell two files of a name apart."""
-        """The combination of the ablation of each run in the report."""
 
     def run(self) -> None:
         """Run all steps in order. *Raises* the error of the first that fails."""
@@ -87,15 +88,10 @@ class _Command:
             from verifiers.cli.evaluate.models import with_names
             from verifiers.cli.evaluate.toml_args import dump
 
-            self._print(
-                "config",
-                dump(
-                    [
-                        (evaluation.env_id, with_names(evaluation.settings))
-                        for evaluation in evaluations
-                    ]
-                ),
-            )
+            runs = [
+                (evaluation.env_id, with_names(evaluation.settings)) for evaluation in evaluations
+            ]
+            self._print("config", dump(runs))
             return
         from verifiers.cli.evaluate.display import logging_to, make_display
         from verifiers.runtime.calls import run_in_private_loop
@@ -181,10 +177,10 @@ class _Command:
     async def _run(self, prepared: Prepared, display: Display, progress: Progress) -> Any:
         from verifiers.storage.directory import is_complete
 
+        path = None if prepared.path is None else str(prepared.path)
         if prepared.path is not None and prepared.path.exists():
             state = "complete already" if is_complete(prepared.path) else "unfinished; resuming it"
-            display.note(f"{prepared.env_id}: the run in {prepared.path} is {state}")
-        path = None if prepared.path is None else str(prepared.path)
+            display.note(f"{prepared.env_id}: the run in {path} is {state}")
         facts = {"env_id": prepared.env_id, "model": prepared.choice.model, "path": path}
         display.begin(prepared.label, progress, facts)
         return await prepared.env.a_evaluate(
@@ -208,9 +204,8 @@ class _Command:
             progress.done - progress.resumed, progress.output_tokens, results.metadata["time"]
         )
         summary = results.summary()
-        facts = run_facts(
-            results, summary, throughput=rates, exported=self._export(prepared, results)
-        )
+        exported = self._export(prepared, results)
+        facts = run_facts(results, summary, throughput=rates, exported=exported)
         self.report.runs.append(facts)
         self.varied.append(redacted(prepared.evaluation.combination))
         self.typed.append({**facts, "env_id": prepared.env_id})
@@ -259,12 +254,9 @@ class _Command:
             print(f"vf-eval: {what}; nothing was saved", file=sys.stderr)
             return
         words = [word for word in self.argv if word != "--fresh"]
-        env_ids = [prepared.env_id for prepared in self.remaining]
-        if self.line.targets and len(env_ids) < len(self.line.targets):
-            words = [
-                ",".join(env_ids) if word.split(",") == self.line.targets else word
-                for word in words
-            ]
+        env_ids, targets = [prepared.env_id for prepared in self.remaining], self.line.targets
+        if targets and len(env_ids) < len(targets):
+            words = [",".join(env_ids) if word.split(",") == targets else word for word in words]
         if current.settings.fresh:
             words += ["--no-fresh"] if self.line.files else []  # a file may set it
             words += ["--resume", str(current.path)] if len(env_ids) == 1 else []
@@ -367,10 +359,8 @@ def _verdict(prepared: Prepared, results: GenerateOutputs) -> str | None:
 def _notes(prepared: Prepared, results: GenerateOutputs) -> list[str]:
     notes = [f"the combination {prepared.varied} of the ablation"] if prepared.varied else []
     if changed := results.metadata.changed_code:
-        notes.append(
-            f"{', '.join(changed)} changed between two sessions of this run: its mean is over both"
-            " versions"
-        )
+        when = "changed between two sessions of this run"
+        notes.append(f"{', '.join(changed)} {when}: its mean is over both versions")
     if cached := results.metadata.cached:
         notes.append(
             f"{cached['hits']:,} of {cached['hits'] + cached['misses']:,} replies are from the"

@@ -32,7 +32,6 @@ from verifiers.runtime.terminal import escape_control
 from verifiers.storage.configurations import fingerprint
 from verifiers.storage.directory import (
     default_root,
-    find_resumable,
     is_complete,
     read_config,
     read_metadata,
@@ -40,16 +39,14 @@ from verifiers.storage.directory import (
     stored_run,
 )
 
+_SAME_NAME = (
+    "max_concurrent max_concurrent_generation max_concurrent_scoring max_concurrent_tools"
+    " num_workers worker_backend independent_scoring interleave_scoring max_retries abort_after"
+    " seed until_half_width until_decided reward_range max_total_tokens retry_errors"
+    " accept_changed_code state_columns"
+).split()
 RUN_OPTIONS = {
-    **{
-        name: name
-        for name in (
-            "max_concurrent max_concurrent_generation max_concurrent_scoring max_concurrent_tools"
-            " num_workers worker_backend independent_scoring interleave_scoring max_retries"
-            " abort_after seed until_half_width until_decided reward_range max_total_tokens"
-            " retry_errors accept_changed_code state_columns"
-        ).split()
-    },
+    **{name: name for name in _SAME_NAME},
     "timeout": "rollout_timeout_s",
     "order_seed": "shuffle_seed",
     "cache": "cache_dir",
@@ -127,19 +124,21 @@ class Prepared:
                 )
             return
         name = self.env.env_id or type(self.env).__name__
-        key = (default_root(name), name, self.choice.model, fingerprint(config))
-        within: dict[str, Any] = {
-            "output_dir": settings.output_dir,
-            "config": config,
-            "accept_changed_code": settings.accept_changed_code,
-        }
-        if settings.resume is not None and find_resumable(*key, **within) is None:
-            folder = run_path(*key, output_dir=settings.output_dir).parent
+        self.path = run_path(
+            default_root(name),
+            name,
+            self.choice.model,
+            fingerprint(config),
+            output_dir=settings.output_dir,
+            resume=not settings.fresh,
+            config=config,
+            accept_changed_code=settings.accept_changed_code,
+        )
+        if settings.resume is not None and not self.path.exists():
             raise ConfigError(
-                f"--resume: there is no unfinished run of this configuration in {folder}; leave"
-                " it out"
+                f"--resume: there is no unfinished run of this configuration in"
+                f" {self.path.parent}; leave it out"
             )
-        self.path = run_path(*key, **within, resume=not settings.fresh)
         _check_writable(self.path)
 
     async def connect(self) -> str | None:
@@ -169,25 +168,17 @@ class Prepared:
             lines.append("  saved in    not saved (--no-save)")
         elif self.path is None:
             lines.append("  saved in    depends on the model that the server lists")
+        elif not self.path.exists():
+            lines.append(f"  saved in    {self.path} (a new run)")
         else:
-            state = (
-                "a new run"
-                if not self.path.exists()
-                else "complete"
-                if is_complete(self.path)
-                else "resumes"
-            )
+            state = "complete" if is_complete(self.path) else "resumes"
             lines.append(f"  saved in    {self.path} ({state})")
         if settings.export:
             lines.append(f"  exported as {', '.join(settings.export)}")
-        return list(
-            map(
-                escape_control,
-                [*lines, *self._scoring_lines(), "", *self._first_prompt_lines(), ""],
-            )
-        )
+        lines += [self._scoring_line(), "", *self._first_prompt_lines(), ""]
+        return list(map(escape_control, lines))
 
-    def _scoring_lines(self) -> list[str]:
+    def _scoring_line(self) -> str:
         """The reward functions with their weights, and the metrics."""
         rubric = self.env.rubric
         together = zip(rubric.get_reward_func_names(), rubric.get_reward_weights(), strict=True)
@@ -196,26 +187,17 @@ class Prepared:
         ]
         if not self.env.score_rollouts:
             functions = ["nothing: this environment does not score"]
-        if getattr(rubric, "has_group_rewards", False):
-            groups = ", the siblings of an example together"
-        else:
-            groups = ""
-        return [
-            "  scored by  "
-            f" {', '.join(functions) or 'no function: every reward is unknown'}{groups}"
-        ]
+        groups = ", the siblings of an example together" if rubric.has_group_rewards else ""
+        names = ", ".join(functions) or "no function: every reward is unknown"
+        return f"  scored by   {names}{groups}"
 
     def _first_prompt_lines(self) -> list[str]:
         """The prompt of the first example, and the names of the tools."""
         from verifiers.cli.evaluate.summary import transcript
 
         example = next(iter(_plan(self.env, self.settings).examples))
-        output = {
-            "prompt": example.row["prompt"],
-            "completion": [],
-            "answer": example.row.get("answer"),
-            "error": None,
-        }
+        row = {name: example.row.get(name) for name in ("prompt", "answer")}
+        output: dict[str, Any] = {**row, "completion": [], "error": None}
         tools = [defined_name(tool) for tool in self.env.tool_defs]
         lines = [f"── the first prompt: example {example.example_id} ──", transcript(output)]
         return [*lines, f"tools: {', '.join(tools)}"] if tools else lines
@@ -243,19 +225,28 @@ def defaults_of(
     return environment_defaults(location, problems), check
 
 
+def builder(env_id: str, settings: EvalSettings) -> Callable[[], Environment]:
+    """`load` for a check, which names what it builds."""
+
+    def build() -> Environment:
+        return load(env_id, settings)
+
+    build.__qualname__ = env_id
+    return build
+
+
 def load(env_id: str, settings: EvalSettings) -> Environment:
-    """Load the environment and apply its settings. *Raises* as ``load_environment``;
-    ``ConfigError`` for ``-x``."""
+    """Load the environment and apply its settings. *Raises* as ``load_environment`` and
+    ``set_kwargs``."""
     env = registry.load(env_id, settings.env_args, settings.env_dir_path)
-    try:
-        env.set_kwargs(**settings.extra_env_kwargs)
-    except ConfigError as error:
-        raise ConfigError(f"--extra-env-kwargs: {error}", **error.facts) from error
+    changes = {"--extra-env-kwargs": settings.extra_env_kwargs}
     if settings.keep_rows is not None:
+        changes["--keep-rows"] = {"keep_eval_rows": os.path.abspath(settings.keep_rows)}
+    for flag, values in changes.items():
         try:
-            env.set_kwargs(keep_eval_rows=os.path.abspath(settings.keep_rows))
+            env.set_kwargs(**values)
         except ConfigError as error:
-            raise ConfigError(f"--keep-rows: {error}", **error.facts) from error
+            raise ConfigError(f"{flag}: {error}", **error.facts) from error
     return env
 
 

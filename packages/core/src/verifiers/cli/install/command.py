@@ -15,13 +15,14 @@ import re
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import importlib_metadata
 
-from verifiers.cli.common.command import Call, SmallCommand, one_word
+from verifiers.cli.common.command import Call, SmallCommand, one_word, option
 from verifiers.cli.common.completion import items, paths
 from verifiers.cli.install import installer, look_alikes
 from verifiers.cli.install.installed import Resolved, check_installed
@@ -70,26 +71,21 @@ def run(call: Call) -> None:
     choice = choose(request)
     if isinstance(choice, Installed):
         (resolved,) = check_installed([choice.env_id])
-        _print_result(
-            call,
-            resolved,
-            None,
-            "is installed already; nothing to do (--upgrade looks for a newer one)",
-        )
+        outcome = "is installed already; nothing to do (--upgrade looks for a newer one)"
+        _print_result(call, resolved, None, outcome)
         return
     if isinstance(choice, FoundEnvironment):
         registry.import_loader(request.text, choice)
         call.facts["entry_point"] = f"{choice}:{choice.attribute}"
-        call.say(
-            f"{choice.env_id} ({choice}) imports, and needs no installation\ntry it: vf-eval"
-            f" {request.text}"
-        )
+        call.say(f"{choice.env_id} ({choice}) imports, and needs no installation")
+        call.say(f"try it: vf-eval {request.text}")
         return
     tool = installer.find_installer()
     if call.options["dry_run"]:
         _plan(call, tool, request, choice)
         return
-    before, versions = installer.installed_library(), _versions()
+    before = installer.installed_library()
+    versions = {name: version for name, (version, _) in _by_name().items()}
     call.note(f"vf-install: {RUNS_CODE}")
     package, command = _install_first(call, tool, request, choice)
     if installer.installed_library() != before:
@@ -127,19 +123,15 @@ def _add_extras(call: Call, tool: Installer, distribution: str) -> str:
     return f" && {command}"
 
 
-def _versions() -> dict[str, str]:
-    """Name -> version of the installed distributions."""
-    return {name: version for name, (version, _) in _by_name().items()}
-
-
 def _by_name() -> dict[str, tuple[str, Any]]:
     """Name -> version and distribution; the first of a name that is on the path twice."""
-    labels = ((headers(distribution), distribution) for distribution in reversed(_installed()))
-    return {
-        about["Name"]: (about.get("Version", ""), distribution)
-        for about, distribution in labels
-        if about.get("Name")
-    }
+    installed = {}
+    distributions: list[Any] = list(importlib_metadata.distributions())
+    for distribution in reversed(distributions):
+        about = headers(distribution)
+        if name := about.get("Name"):
+            installed[name] = about.get("Version", ""), distribution
+    return installed
 
 
 def _check_others(command: str, before: dict[str, str]) -> None:
@@ -148,9 +140,9 @@ def _check_others(command: str, before: dict[str, str]) -> None:
     installed = _by_name()
     present = [distribution for name, (_, distribution) in installed.items() if name in before]
     for name, (version, distribution) in installed.items():
-        if before.get(name) != version and (
-            conflict := look_alikes.conflict(distribution, present)
-        ):
+        if before.get(name) == version:
+            continue
+        if conflict := look_alikes.conflict(distribution, present):
             raise RunError(
                 f"{command}\ninstalled another package's parts: {conflict}; uninstall {name}"
             )
@@ -184,9 +176,8 @@ def _install_first(
         finished.check()
         return package, commands
     where = packages[0].index_url or "the package index"
-    raise unknown(
-        request.text, f"no environment {request.text!r} in {where}: {'; '.join(refusals)}"
-    )
+    why = f"no environment {request.text!r} in {where}: {'; '.join(refusals)}"
+    raise unknown(request.text, why)
 
 
 def _install(
@@ -241,43 +232,22 @@ def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
         if finished.lacks(package.distribution or ""):
             return _absent(package, finished)
         if finished.lacks_wheel:
-            doubts = [
-                f"{requirement} has no wheel, and cannot be inspected without running its code"
-            ]
+            why = "and cannot be inspected without running its code"
+            doubts = [f"{requirement} has no wheel, {why}"]
         else:
             finished.check()
             distributions: list[Any] = list(importlib_metadata.distributions(path=[folder]))
-            if conflict := next(
-                filter(
-                    None,
-                    (
-                        look_alikes.conflict(distribution, _installed())
-                        for distribution in distributions
-                    ),
-                ),
-                None,
-            ):
-                return f"{conflict}, so it was not installed"
-            doubts = [
-                doubt
-                for distribution in distributions
-                if (doubt := look_alikes.other_origin(distribution))
-            ]
-            if package.env_ids[0] not in {
-                env_id
-                for distribution in distributions
-                for env_id in look_alikes.offered(distribution)
-            }:
+            for distribution in distributions:
+                present: Any = importlib_metadata.distributions()
+                if conflict := look_alikes.conflict(distribution, present):
+                    return f"{conflict}, so it was not installed"
+            doubts = list(filter(None, map(look_alikes.other_origin, distributions)))
+            offered = [env_id for d in distributions for env_id in look_alikes.offered(d)]
+            if package.env_ids[0] not in offered:
                 if not _binds_loader(Path(folder), package.env_ids[0].replace("-", "_")):
-                    return _not_an_environment(package, distributions)
-                about = next(
-                    (
-                        f" ({distribution.metadata['Summary']})"
-                        for distribution in distributions
-                        if distribution.metadata.get("Summary")
-                    ),
-                    "",
-                )
+                    return _not_an_environment(package, offered)
+                summaries = (d.metadata.get("Summary") for d in distributions)
+                about = next((f" ({summary})" for summary in summaries if summary), "")
                 group = local_sources.GROUP
                 doubts.append(
                     f"{requirement}{about} of the package index declares no entry point in {group}"
@@ -293,20 +263,12 @@ def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
     return f"{doubt}, and was not installed; --yes installs it"
 
 
-def _installed() -> list[Any]:
-    return list(importlib_metadata.distributions())
-
-
-def _not_an_environment(package: Package, distributions: Sequence[Any]) -> str:
-    (requirement,) = package.requirement
-    offered = ", ".join(
-        repr(env_id)
-        for distribution in distributions
-        for env_id in look_alikes.offered(distribution)
-    )
+def _not_an_environment(package: Package, offered: Sequence[str]) -> str:
+    (requirement,), missing = package.requirement, "and was not installed"
     if offered:
-        return f"{requirement} declares {offered} and not {package.env_ids[0]!r}, and was not installed"
-    return f"{requirement} is not an environment, and was not installed"
+        ids = ", ".join(map(repr, offered))
+        return f"{requirement} declares {ids} and not {package.env_ids[0]!r}, {missing}"
+    return f"{requirement} is not an environment, {missing}"
 
 
 def _agrees(call: Call, doubt: str) -> bool:
@@ -317,26 +279,18 @@ def _agrees(call: Call, doubt: str) -> bool:
 
 
 def _absent(package: Package, finished: Finished) -> str:
-    if "not found in the cache" in finished.text:
-        offline = " in the cache, and the installer is offline"
-    else:
-        offline = ""
+    is_offline = "not found in the cache" in finished.text
+    offline = " in the cache, and the installer is offline" if is_offline else ""
     return f"there is no {package.requirement[0]}{offline}"
 
 
 def _binds_loader(folder: Path, module: str) -> bool:
-    """Whether an unpacked wheel has a module of the environment's name that binds the loader; runs
-    no code."""
-    for name in (
-        f"{module}.py",
-        f"{module}/__init__.py",
-        f"vf_{module}.py",
-        f"vf_{module}/__init__.py",
-    ):
-        with contextlib.suppress(OSError, SyntaxError, ValueError):
-            tree = parse_python(read_file(folder / name))
-            if local_sources.binds_loader(tree):
-                return True
+    """Whether an unpacked wheel has a module of this name that binds the loader; runs no code."""
+    for name in (module, f"vf_{module}"):
+        for file in (folder / f"{name}.py", folder / name / "__init__.py"):
+            with contextlib.suppress(OSError, SyntaxError, ValueError):
+                if local_sources.binds_loader(parse_python(read_file(file))):
+                    return True
     return False
 
 
@@ -353,16 +307,12 @@ def _request(call: Call) -> Request:
         ids = ", ".join(known_ids()) or "none"
         raise ConfigError(f"give an environment: vf-install ENV; known here: {ids}")
     options = call.options
+    names = ("path", "from_repo", "repo", "branch", "subdirectory", "upgrade")
     return Request(
         one_word(call, "one environment: vf-install ENV"),
-        path=options["path"],
-        from_repo=options["from_repo"],
-        repo=options["repo"],
-        branch=options["branch"],
-        subdirectory=options["subdirectory"],
-        upgrade=options["upgrade"],
         editable=not options["no_editable"],
         look=not options["dry_run"],
+        **{name: options[name] for name in names},
     )
 
 
@@ -375,18 +325,13 @@ def _plan(call: Call, tool: Installer, request: Request, packages: Sequence[Pack
     call.facts |= {"command": " && ".join(plans[0]), "distribution": packages[0].distribution}
     call.say("\n".join(plans[0]))
     for plan in plans[1:]:
-        call.say(
-            "if that package does not exist, and this one is an environment:\n" + "\n".join(plan)
-        )
+        call.say("if that package does not exist, and this one is an environment:")
+        call.say("\n".join(plan))
 
 
 def _print_result(call: Call, resolved: Resolved, command: str | None, outcome: str) -> None:
-    call.facts |= {
-        "command": command,
-        "distribution": resolved.distribution,
-        "version": resolved.version,
-        "entry_point": resolved.entry_point,
-    }
+    call.facts |= {name: fact for name, fact in asdict(resolved).items() if name != "id"}
+    call.facts["command"] = command
     name = local_sources.normalize_name(registry.parse_env_id(resolved.id).name).removeprefix("vf-")
     source = f" ({resolved.distribution} {resolved.version})" if resolved.distribution else ""
     call.say(f"{name}{source} {outcome}")
@@ -399,24 +344,13 @@ def _list(call: Call) -> None:
         raise ConfigError(f"--list takes no environment, not {' '.join(call.words)}")
     infos = registry.list_environments()
     audits = {info.id: _audit_of(info.id) for info in infos}
-    call.facts["environments"] = [
-        {
-            "id": info.id,
-            "version": info.version,
-            "distribution": info.distribution,
-            "summary": info.summary,
-            "audit": audits[info.id],
-        }
-        for info in infos
-    ]
-    width = max((len(info.id) for info in infos), default=0)
-    versions = max((len(info.version) for info in infos), default=0)
-    names = max((len(info.distribution) for info in infos), default=0)
+    call.facts["environments"] = [asdict(info) | {"audit": audits[info.id]} for info in infos]
+    columns = ("id", "version", "distribution")
+    widths = [max((len(getattr(info, name)) for info in infos), default=0) for name in columns]
     for info in infos:
-        audit = audits[info.id] or "not audited"
-        call.say(
-            f"{info.id:<{width}}  {info.version:<{versions}}  {info.distribution:<{names}}  {audit}"
-        )
+        pairs = zip(columns, widths, strict=True)
+        cells = [f"{getattr(info, name):<{width}}" for name, width in pairs]
+        call.say("  ".join([*cells, audits[info.id] or "not audited"]))
         if info.summary:
             call.say(f"    {info.summary}")
     if not infos:
@@ -455,43 +389,31 @@ COMMAND = SmallCommand(
     about=ABOUT,
     metavar="ENV",
     options=[
-        click.Option(
-            ["-p", "--path"],
-            default="environments",
+        option(
+            "-p --path",
+            "Folder of environments.",
+            "./environments",
             metavar="DIR",
-            help="Folder of environments [./environments].",
             shell_complete=paths,
         ),
-        click.Option(
-            ["-r", "--from-repo"],
-            is_flag=True,
-            help="Install from the git repository of verifiers.",
-        ),
-        click.Option(["--repo"], metavar="URL", help="Install from this git repository."),
-        click.Option(
-            ["-b", "--branch"], metavar="NAME", help="Branch or tag of the repository [main]."
-        ),
-        click.Option(
-            ["--subdirectory"],
+        option("-r --from-repo", "Install from the git repository of verifiers."),
+        option("--repo", "Install from this git repository.", metavar="URL"),
+        option("-b --branch", "Branch or tag of the repository [main].", metavar="NAME"),
+        option(
+            "--subdirectory",
+            "Folder in the repository [packages/envs/NAME, else environments/NAME].",
             metavar="DIR",
-            help="Folder in the repository [packages/envs/NAME, else environments/NAME].",
         ),
-        click.Option(["--upgrade"], is_flag=True, help="Reinstall, in the newest version."),
-        click.Option(
-            ["-y", "--yes"], is_flag=True, help="Install a package that it would ask about."
-        ),
-        click.Option(
-            ["--no-editable"], is_flag=True, help="Copy a folder instead of linking to it."
-        ),
-        click.Option(
-            ["--agent"],
+        option("--upgrade", "Reinstall, in the newest version."),
+        option("-y --yes", "Install a package that it would ask about."),
+        option("--no-editable", "Copy a folder instead of linking to it."),
+        option(
+            "--agent",
+            "Install an agent program (NAME or NAME@VERSION) into a folder of its own.",
             metavar="NAME",
-            help="Install an agent program (NAME or NAME@VERSION) into a folder of its own.",
         ),
-        click.Option(["--list"], is_flag=True, help="List the installed environments and exit."),
-        click.Option(
-            ["--dry-run"], is_flag=True, help="Print the command; run nothing, send no request."
-        ),
+        option("--list", "List the installed environments and exit."),
+        option("--dry-run", "Print the command; run nothing, send no request."),
     ],
     keys=("command", "distribution", "version", "entry_point"),
     action=run,

@@ -57,33 +57,30 @@ class Finished:
         """Whether it failed because no index has the distribution, or not in the
         requested version."""
         name = rf"(?<![\w-]){re.escape(distribution)}"
-        return self.code != 0 and bool(
-            re.search(
-                rf"{name} was not found in|there (is|are) no versions? of {name}\b", self.text
-            )
-            or re.search(rf"No matching distribution found for {name}\b(?!-)", self.text)
+        return self._failed_with(
+            rf"{name} was not found in|there (is|are) no versions? of {name}\b"
+            rf"|No matching distribution found for {name}\b(?!-)"
         )
 
     @property
     def refuses_library(self) -> bool:
         """Whether pip failed because a package requires another version of ``verifiers``."""
-        return self.code != 0 and bool(re.search(r"depends on verifiers(?![\w-])", self.text))
+        return self._failed_with(r"depends on verifiers(?![\w-])")
 
     @property
     def lacks_wheel(self) -> bool:
         """Whether it failed because the package has only source distributions."""
-        return self.code != 0 and bool(
-            re.search(r"no usable wheels?|building from source is disabled", self.text)
-        )
+        return self._failed_with(r"no usable wheels?|building from source is disabled")
+
+    def _failed_with(self, pattern: str) -> bool:
+        return self.code != 0 and re.search(pattern, self.text) is not None
 
     def check(self) -> None:
         """*Raises* ``RunError`` with the last output lines when the command failed."""
         if self.code:
             lines = "\n  ".join(self.last_lines) or "nothing"
-            raise RunError(
-                f"{command_line(self.command)}\nended with exit code {self.code} and printed:\n "
-                f" {lines}"
-            )
+            ended = f"ended with exit code {self.code} and printed:"
+            raise RunError(f"{command_line(self.command)}\n{ended}\n  {lines}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +98,19 @@ class Installer:
         required.
         """
         flags: list[str] = []
-        if upgrade:
-            if self.is_uv:
-                flags = ["--upgrade-package", upgrade, "--reinstall-package", upgrade]
-            else:
-                flags = ["--upgrade"]
-        overrides = (
-            ["--overrides", str(library_overrides())] if self.is_uv and _this_library() else []
-        )
-        return [*self.prefix, *flags, *requirements, *_this_library(), *overrides]
+        if upgrade and self.is_uv:
+            flags = ["--upgrade-package", upgrade, "--reinstall-package", upgrade]
+        elif upgrade:
+            flags = ["--upgrade"]
+        library = _this_library()
+        overrides = ["--overrides", str(library_overrides())] if self.is_uv and library else []
+        return [*self.prefix, *flags, *requirements, *library, *overrides]
 
     def dependencies_of(self, distribution: str) -> list[str]:
         """The command that installs what an installed distribution requires beside ``verifiers``;
         for pip."""
-        requirements = [
-            str(requirement)
-            for requirement in _requirements(distribution)
-            if not _is_library(requirement)
-        ]
-        return [*self.prefix, *requirements, *_this_library()]
+        requirements = [r for r in _requirements(distribution) if not _is_library(r)]
+        return [*self.prefix, *map(str, requirements), *_this_library()]
 
     def install_without_dependencies(self, *requirement: str) -> list[str]:
         """The command that installs one package without its dependencies."""
@@ -128,14 +119,8 @@ class Installer:
     def install_alone_from(self, index_url: str, requirement: str, upgrade: bool) -> list[str]:
         """The command that installs one package from one index only, without its dependencies."""
         only = ["--no-config", "--default-index"] if self.is_uv else ["--isolated", "--index-url"]
-        return [
-            *self.prefix,
-            "--no-deps",
-            *only,
-            index_url,
-            *(["--upgrade"] if upgrade else []),
-            requirement,
-        ]
+        flags = [*only, index_url, *(["--upgrade"] if upgrade else [])]
+        return [*self.prefix, "--no-deps", *flags, requirement]
 
     def into(self, folder: str, *requirements: str) -> list[str]:
         """The command that installs wheels with their dependencies into ``folder``, apart from this
@@ -144,15 +129,8 @@ class Installer:
 
     def unpack(self, requirement: str, folder: str) -> list[str]:
         """The command that unpacks a wheel into ``folder`` without running its code."""
-        return [
-            *self.prefix,
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--target",
-            folder,
-            requirement,
-        ]
+        flags = ["--no-deps", "--only-binary", ":all:", "--target", folder]
+        return [*self.prefix, *flags, requirement]
 
 
 def find_installer() -> Installer:
@@ -263,12 +241,8 @@ def library_version() -> str:
 def unmet_by_library(distribution: str) -> list[Requirement]:
     """Requirements on ``verifiers`` of an installed distribution that exclude the
     running version."""
-    version = library_version()
-    return [
-        requirement
-        for requirement in _requirements(distribution)
-        if _is_library(requirement) and version not in requirement.specifier
-    ]
+    version, requirements = library_version(), _requirements(distribution)
+    return [r for r in requirements if _is_library(r) and version not in r.specifier]
 
 
 def lacking_extras(distribution: str) -> list[str]:
@@ -277,23 +251,10 @@ def lacking_extras(distribution: str) -> list[str]:
 
     An override of uv names no extras, so they are left out at first.
     """
-    extras = {
-        extra
-        for requirement in _requirements(distribution)
-        if _is_library(requirement)
-        for extra in requirement.extras
-    }
-    usual = {str(requirement) for requirement in _requirements(CORE)}
-    added = {
-        str(requirement): requirement
-        for extra in sorted(extras)
-        for requirement in _requirements(CORE, extra)
-    }
-    return [
-        text
-        for text, requirement in added.items()
-        if text not in usual and not _is_satisfied(requirement)
-    ]
+    extras = {extra for r in _requirements(distribution) if _is_library(r) for extra in r.extras}
+    usual = set(map(str, _requirements(CORE)))
+    added = {str(r): r for extra in sorted(extras) for r in _requirements(CORE, extra)}
+    return [text for text, r in added.items() if text not in usual and not is_satisfied(r)]
 
 
 def _requirements(distribution: str, extra: str = "") -> Iterator[Requirement]:
@@ -307,7 +268,8 @@ def _requirements(distribution: str, extra: str = "") -> Iterator[Requirement]:
             yield requirement
 
 
-def _is_satisfied(requirement: Requirement) -> bool:
+def is_satisfied(requirement: Requirement) -> bool:
+    """Whether this Python has the distribution, in a version that is required."""
     try:
         return importlib_metadata.version(requirement.name) in requirement.specifier
     except importlib_metadata.PackageNotFoundError:
@@ -328,9 +290,9 @@ def _this_library() -> list[str]:
 
 
 def _environment(one_index: bool) -> Mapping[str, str]:
-    plain = {**os.environ, "NO_COLOR": "1"}
+    environment = {**os.environ, "NO_COLOR": "1"}
     if _this_library():
-        plain["UV_NO_SOURCES_PACKAGE"] = "verifiers"
-    return {
-        name: value for name, value in plain.items() if not (one_index and name in _OTHER_INDEXES)
-    }
+        environment["UV_NO_SOURCES_PACKAGE"] = "verifiers"
+    for name in _OTHER_INDEXES if one_index else ():
+        environment.pop(name, None)
+    return environment

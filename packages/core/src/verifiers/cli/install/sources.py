@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from verifiers.cli.install.installer import without_logins
 from verifiers.cli.install.project_files import (
@@ -35,6 +34,7 @@ from verifiers.environments.local_sources import (
     in_folder,
     normalize_name,
     read_toml,
+    table_at,
 )
 from verifiers.environments.registry import EnvironmentId, FoundEnvironment, parse_env_id
 from verifiers.errors import ConfigError, RunError, UnknownEnvironment, UsageError
@@ -120,10 +120,8 @@ def choose(request: Request) -> Installed | FoundEnvironment | Sequence[Package]
         return [_from_repository(request, env_id, name)]
     if (project := _find_project(name, Path(request.path).expanduser())) is not None:
         return [_local(project, request.editable, name, env_id)]
-    if (
-        env_id.version is None
-        and (as_found := _needs_no_installation(env_id, request.path)) is not None
-    ):
+    as_found = _needs_no_installation(env_id, request.path) if env_id.version is None else None
+    if as_found is not None:
         return as_found
     if not request.upgrade and _is_installed(env_id):
         return Installed(request.text)
@@ -136,10 +134,8 @@ def known_ids() -> list[str]:
     """Ids of installed environments and of members of the workspace around the
     working directory."""
     workspace = find_workspace(Path.cwd())
-    if workspace:
-        members = [env_id for project in workspace.projects() for env_id in project.env_ids]
-    else:
-        members = []
+    projects = workspace.projects() if workspace else ()
+    members = [env_id for project in projects for env_id in project.env_ids]
     return sorted({*members, *(info.id for info in registry.list_environments())})
 
 
@@ -157,14 +153,11 @@ def _parse(text: str) -> EnvironmentId:
     except UnknownEnvironment as error:
         folder = Path(text).expanduser()
         if text and folder.exists():
-            if folder.is_dir():
-                why = "has neither pyproject.toml nor setup.py"
-            else:
-                why = "is not a Python file"
+            no_project = "has neither pyproject.toml nor setup.py"
+            why = no_project if folder.is_dir() else "is not a Python file"
             raise ConfigError(f"{text} cannot be installed: it {why}", path=text) from None
-        raise UnknownEnvironment(
-            f"{error}; there is no folder {text!r} either", **error.facts
-        ) from None
+        message = f"{error}; there is no folder {text!r} either"
+        raise UnknownEnvironment(message, **error.facts) from None
 
 
 def _local(
@@ -222,11 +215,9 @@ def _beside_the_library(request: Request, env_id: EnvironmentId, name: str) -> P
 
 
 def _from_repository(request: Request, env_id: EnvironmentId, name: str) -> Package:
-    repository = repository_of(
-        name, name.replace("-", "_"), request.repo, request.branch, request.subdirectory
-    )
-    project = Project(Path(repository.folders[0]), f"vf-{name}", None)
+    repository = _repository_of(request, name)
     folder = repository.folders[0]
+    project = Project(Path(folder), f"vf-{name}", None)
     if request.look:
         folder, project = repository.find()
     version = _exact(env_id.version)
@@ -255,11 +246,8 @@ def _is_installed(env_id: EnvironmentId) -> bool:
         location = registry.find_installed(env_id)
     except UsageError:
         return False
-    return location.distribution is not None and env_id.version in (
-        None,
-        "latest",
-        location.version,
-    )
+    versions = (None, "latest", location.version)
+    return location.distribution is not None and env_id.version in versions
 
 
 def _from_index(env_id: EnvironmentId, name: str) -> Sequence[Package]:
@@ -282,26 +270,14 @@ def _from_index(env_id: EnvironmentId, name: str) -> Sequence[Package]:
 def _index_of(env_id: EnvironmentId) -> str:
     """The package index of an owner. *Raises* ``ConfigError`` when none is configured."""
     for folder in (Path.cwd(), *Path.cwd().parents):
-        indexes: Any = read_toml(folder)
-        for key in ("tool", "verifiers", "install", "indexes"):
-            indexes = indexes.get(key) if isinstance(indexes, dict) else None
-        if isinstance(indexes, dict):
-            url = next(
-                (
-                    url
-                    for owner, url in indexes.items()
-                    if owner.lower() == (env_id.owner or "").lower()
-                ),
-                None,
-            )
-            if isinstance(url, str):
+        indexes = table_at(read_toml(folder), "tool", "verifiers", "install", "indexes")
+        for owner, url in indexes.items():
+            if owner.lower() == (env_id.owner or "").lower() and isinstance(url, str):
                 return url
     raise ConfigError(
         f"no index is configured for the owner {env_id.owner!r}, and a name alone does not prove"
-        " who owns a package; "
-        f'write {env_id.owner} = "URL" under [tool.verifiers.install.indexes] in pyproject.toml, or'
-        " request "
-        f"{env_id.name!r} without the owner"
+        f' who owns a package; write {env_id.owner} = "URL" under [tool.verifiers.install.indexes]'
+        f" in pyproject.toml, or request {env_id.name!r} without the owner"
     )
 
 
@@ -344,14 +320,12 @@ class Repository:
         )
 
 
-def repository_of(
-    name: str, module: str, url: str | None, branch: str | None, subdirectory: str | None
-) -> Repository:
+def _repository_of(request: Request, name: str) -> Repository:
     """The repository of the command line. *Raises* ``ConfigError`` for invalid arguments."""
-    branch = branch or "main"
+    branch, subdirectory = request.branch or "main", request.subdirectory
     if not _BRANCH.fullmatch(branch) or branch.startswith("-") or ".." in branch:
         raise ConfigError(f"--branch {branch!r} is not the name of a branch or tag")
-    folders: tuple[str, ...] = (f"{PARENTS[0]}/{name}", f"{PARENTS[1]}/{module}")
+    folders: tuple[str, ...] = (f"{PARENTS[0]}/{name}", f"{PARENTS[1]}/{name.replace('-', '_')}")
     if subdirectory is not None:
         path = PurePosixPath(subdirectory)
         if path.is_absolute() or ".." in path.parts or not re.fullmatch(r"[\w./+-]+", subdirectory):
@@ -359,7 +333,7 @@ def repository_of(
                 f"--subdirectory {subdirectory!r} must be a folder inside the repository"
             )
         folders = (path.as_posix(),)
-    return Repository(git_url(url) if url else _default_url(), branch, folders)
+    return Repository(git_url(request.repo) if request.repo else _default_url(), branch, folders)
 
 
 def git_url(text: str) -> str:
@@ -402,24 +376,19 @@ def _shallow_clone(url: str, branch: str) -> Iterator[Path]:
 
 
 def _git(*words: str) -> str:
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     try:
-        process = run_captured(
-            ["git", *words], env={**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-        )
+        process = run_captured(["git", *words], env=environment)
     except FileNotFoundError:
-        raise ConfigError(
-            "installing from a repository needs git, which is not on the path"
-        ) from None
+        message = "installing from a repository needs git, which is not on the path"
+        raise ConfigError(message) from None
     except TooLong as error:
         raise RunError(without_logins(f"git {shlex.join(words)}: {error}")) from error
     if process.returncode:
-        reason = (
-            "; ".join(line.strip() for line in process.stderr.splitlines() if line.strip())
-            or "no message"
-        )
-        raise RunError(
-            without_logins(f"git {words[0]} ended with exit code {process.returncode}: {reason}")
-        )
+        lines = filter(None, map(str.strip, process.stderr.splitlines()))
+        reason = "; ".join(lines) or "no message"
+        text = f"git {words[0]} ended with exit code {process.returncode}: {reason}"
+        raise RunError(without_logins(text))
     return process.stdout
 
 
