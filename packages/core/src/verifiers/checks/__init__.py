@@ -16,6 +16,7 @@ scripted reply reaches.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from verifiers.checks.audit import AuditReport, a_audit_environment, audit_environment
 from verifiers.checks.data import Data, check_data, check_same_again, fingerprint, first_rows
@@ -142,26 +143,18 @@ def _begin(
     return _Check(load(env_or_id, findings), findings, n, client, seed, timeout_s, model)
 
 
+@dataclass(slots=True)
 class _Check:
     """The check of an environment that has been built."""
 
-    def __init__(
-        self,
-        loaded: Loaded,
-        findings: Findings,
-        n: int,
-        client: ClientLike | None,
-        seed: int,
-        timeout_s: float,
-        model: ModelLike | None,
-    ):
-        self.loaded, self.findings = loaded, findings
-        self.n = n
-        self.client = client
-        self.seed = seed
-        self.timeout_s = timeout_s
-        self.model = model
-        self.is_running = False
+    loaded: Loaded
+    findings: Findings
+    n: int
+    client: ClientLike | None
+    seed: int
+    timeout_s: float
+    model: ModelLike | None
+    is_running: bool = False
 
     async def run(self) -> None:
         env, again = self.loaded.env, self.loaded.again
@@ -183,11 +176,9 @@ class _Check:
         data = check_data(env, self.findings, self.n, self.seed)
         check_marks(env, self.findings)
         if isinstance(env, EnvGroup):
-            outer = self.findings.member
             for name, member in zip(env.env_names, env.envs, strict=True):
-                self.findings.member = f"{outer}member {name!r}: "
-                await self._check(member)
-            self.findings.member = outer
+                with self.findings.of_member(name):
+                    await self._check(member)
             return
         broken = check_functions(env, data.examples, self.findings)
         if data.examples:
@@ -208,15 +199,10 @@ class _Check:
             check_scoring(env, rollout.state, broken, self.findings)
         states = [rollout.state for rollout in rollouts]
         check_rewards(env, states, self.client is None, self.findings)
-        check_format_rewards(
-            env,
-            [rollout.state for rollout in rollouts if rollout.policy == "plain text"],
-            self.findings,
-        )
-        comparable = not any(state["error"] for state in states) and not any(
-            map(runner.had_no_end, rollouts)
-        )
-        if rollouts and comparable and self.client is None:
+        plain = [rollout.state for rollout in rollouts if rollout.policy == "plain text"]
+        check_format_rewards(env, plain, self.findings)
+        failed = any(state["error"] for state in states) or any(map(runner.had_no_end, rollouts))
+        if rollouts and not failed and self.client is None:
             check_same_rollouts(env, rollouts, await runner.again(rollouts), self.findings)
         if self._rows(env, data) != before:
             self.findings.error(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -47,15 +48,19 @@ class CheckReport:
         return not self.errors
 
     def __str__(self) -> str:
-        counted = f"{_counted(self.errors, 'error')}, {_counted(self.warnings, 'warning')}"
-        lines = [f"{self.environment}: {counted} ({self.num_rollouts} rollouts run)"]
-        lines += [f"  error {finding}" for finding in self.errors]
+        counts = f"{counted(self.errors, 'error')}, {counted(self.warnings, 'warning')}"
+        head = f"{self.environment}: {counts} ({self.num_rollouts} rollouts run)"
+        return "\n".join([head, *self.finding_lines()])
+
+    def finding_lines(self) -> list[str]:
+        """The findings and notes, with their kind."""
+        lines = [f"  error {finding}" for finding in self.errors]
         lines += [f"  warning {finding}" for finding in self.warnings]
-        lines += [f"  note: {note}" for note in self.notes]
-        return "\n".join(lines)
+        return lines + [f"  note: {note}" for note in self.notes]
 
 
-def _counted(findings: tuple[Finding, ...], name: str) -> str:
+def counted(findings: Sequence[Finding], name: str) -> str:
+    """``2 errors``, ``no errors``."""
     return f"{len(findings) or 'no'} {name}{'' if len(findings) == 1 else 's'}"
 
 
@@ -80,19 +85,21 @@ class Findings:
         if (text := self.member + text) not in self.notes:
             self.notes.append(text)
 
+    @contextlib.contextmanager
+    def of_member(self, name: str) -> Iterator[None]:
+        """Within the block the findings are those of a member."""
+        outer = self.member
+        self.member = f"{outer}member {name!r}: "
+        yield
+        self.member = outer
+
     def report(self, environment: str) -> CheckReport:
-        return CheckReport(
-            environment,
-            tuple(self.errors),
-            tuple(self.warnings),
-            tuple(self.notes),
-            self.num_rollouts,
-        )
+        errors, warnings, notes = tuple(self.errors), tuple(self.warnings), tuple(self.notes)
+        return CheckReport(environment, errors, warnings, notes, self.num_rollouts)
 
     def _add(self, findings: list[Finding], finding: Finding) -> None:
-        if not any(
-            (f.code, f.place, f.fix) == (finding.code, finding.place, finding.fix) for f in findings
-        ):
+        key = finding.code, finding.place, finding.fix
+        if key not in ((f.code, f.place, f.fix) for f in findings):
             findings.append(finding)
 
 

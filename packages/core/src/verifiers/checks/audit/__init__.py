@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from verifiers.checks.audit.actions import code_policies, runs_code, tool_policies
@@ -44,7 +45,9 @@ from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
 from verifiers.errors import ConfigError, VerifiersError
 from verifiers.parsers import ThinkParser
+from verifiers.results.statistics import known_values, mean
 from verifiers.runtime.calls import blocking
+from verifiers.types import ModelRequest
 
 __all__ = ["AuditReport", "Paid", "RowProfile", "a_audit_environment", "audit_environment"]
 
@@ -140,17 +143,11 @@ async def a_audit_environment(
         tuple(findings.errors),
         tuple(findings.warnings),
         tuple(findings.notes),
+        audit.num_rollouts,
         audit.success_metric,
         audit.oracle,
-        tuple(
-            sorted(
-                audit.paid,
-                key=lambda paid: -math.inf if math.isnan(paid.reward) else paid.reward,
-                reverse=True,
-            )
-        ),
+        tuple(sorted(audit.paid, key=_known_reward, reverse=True)),
         num_rows=audit.num_rows,
-        num_rollouts=audit.num_rollouts,
         seconds=time.monotonic() - started,
     )
 
@@ -175,16 +172,15 @@ class _Audit:
     async def run(self, env: Environment) -> None:
         if isinstance(env, EnvGroup):
             for name, member in zip(env.env_names, env.envs, strict=True):
-                with self._member(f"member {name!r}: "):
+                with self.findings.of_member(name):
                     await self.run(member)
             return
-        train = (
-            readable(env.train_table, "the training set", self.findings)
-            if env.train_table is not None
-            else ()
-        )
-        has_own = env.train_table is None or env.eval_table is not env.train_table
-        held_out = readable(env.eval_table, "the evaluation set", self.findings) if has_own else ()
+        train: tuple[Example, ...] = ()
+        held_out: tuple[Example, ...] = ()
+        if env.train_table is not None:
+            train = readable(env.train_table, "the training set", self.findings)
+        if env.eval_table is not env.train_table:
+            held_out = readable(env.eval_table, "the evaluation set", self.findings)
         rows = train or held_out
         if not rows:
             return
@@ -204,13 +200,6 @@ class _Audit:
             )
         self.num_rows += len(examples)
         self.num_rollouts += player.num_rollouts
-
-    @contextlib.contextmanager
-    def _member(self, name: str) -> Iterator[None]:
-        outer = self.findings.member
-        self.findings.member = outer + name
-        yield
-        self.findings.member = outer
 
 
 @dataclass(slots=True)
@@ -246,12 +235,13 @@ class _Subject:
         if math.isnan(self.right):
             return
         write = self.oracle.write
-        policies = panel(write, self.answers, self._thinks()) + tool_policies(
-            self.env, write, self.answers
+        # replies may have thinking in tags: the parser removes it, or a prompt asks for it
+        thinks = isinstance(self.env.parser, ThinkParser) or any(
+            "<think>" in str(message) for message in self.examples[0].row["prompt"]
         )
-        solution = "\n".join(
-            text for example in self.examples[:2] for text in solution_texts(self.env, example)
-        )
+        policies = panel(write, self.answers, thinks) + tool_policies(write, self.answers)
+        texts = (solution_texts(self.env, example) for example in self.examples[:2])
+        solution = "\n".join(itertools.chain.from_iterable(texts))
         if runs_code(self.env, self.examples, solution):
             policies += code_policies(self.examples, write, solution)
         for policy in policies:
@@ -263,26 +253,16 @@ class _Subject:
         await self._check_repeatable(self.oracle)
         self._conclude()
 
-    def _thinks(self) -> bool:
-        """Whether replies may have thinking in tags: the parser removes it, or a prompt asks for
-        it."""
-        prompts = [str(message) for message in self.examples[0].row["prompt"]]
-        return isinstance(self.env.parser, ThinkParser) or any(
-            "<think>" in text for text in prompts
-        )
-
     # --- playing ----------------------------------------------------------------------------------
 
     async def _play_oracle(self, oracle: Oracle) -> None:
         policy: Policy = oracle.policy or (lambda turn: oracle.write(turn, "42"))
         trials = await self.player.play(policy, self.examples)
         self._look_at(trials)
-        rewards = [trial.reward for trial in trials if not math.isnan(trial.reward)]
+        rewards = known_values(trial.reward for trial in trials)
         if not rewards:
-            error = next(
-                (trial.state["error"] for trial in trials if trial.state["error"] is not None), None
-            )
-            reason = f": {error_text(error)}" if error is not None else ""
+            errors = filter(None, (trial.state["error"] for trial in trials))
+            reason = next((f": {error_text(error)}" for error in errors), "")
             self.findings.note(
                 f"no reward is known without a model or a judge{reason}; the reward was not audited"
             )
@@ -306,26 +286,21 @@ class _Subject:
 
     def _most(self) -> float:
         """What a reply earns for which every function returns 1."""
-        return (
-            sum(weight for weight in self.env.rubric.plan().weights.values() if weight > 0) or 1.0
-        )
+        weights = self.env.rubric.plan().weights.values()
+        return sum(weight for weight in weights if weight > 0) or 1.0
 
     def _check_oracle(self, oracle: Oracle, trials: Sequence[Trial]) -> None:
         most = self._most()
-        unpaid = [
-            trial
-            for trial in trials
-            if not math.isnan(trial.reward) and trial.reward < FULL * self.right
-        ]
+        unpaid = [trial for trial in trials if trial.reward < FULL * self.right]
         unsolved = [trial for trial in trials if trial.success == 0.0]
         is_low = self.env.rubric.success_metric is None and self.right < FULL * most
         if unpaid or unsolved or (is_low and not self.env.rubric.scores_itself):
             failed = (unsolved or unpaid or list(trials))[0]
+            who = "oracle" if oracle.source == "oracle" else "row's answer"
+            best = max(self.right, most if is_low else 0)
             self.findings.error(
                 "solution-is-not-paid",
-                f"the {'oracle' if oracle.source == 'oracle' else 'row' + chr(39) + 's answer'}"
-                f" ({oracle.format_name}) earns {failed.reward:g} of"
-                f" {max(self.right, most if is_low else 0):g} on example"
+                f"the {who} ({oracle.format_name}) earns {failed.reward:g} of {best:g} on example"
                 f" {failed.example.example_id}, replying {_cut(failed.replies)}",
                 self.location,
                 "pay the right answer of every row in full; where it cannot be written from the"
@@ -339,9 +314,8 @@ class _Subject:
             return None
         first, more = self.examples[:FIRST_ROWS], self.examples[FIRST_ROWS:]
         trials = await self.player.play(policy.policy, first)
-        if more and any(
-            trial.reward >= PARTLY * self.right or trial.success > 0 for trial in trials
-        ):
+        earned = any(t.reward >= PARTLY * self.right or t.success > 0 for t in trials)
+        if more and earned:
             trials += await self.player.play(policy.policy, more)
         self._look_at(trials)
         wrong = [trial for trial in trials if not self._solves(policy, trial)]
@@ -356,51 +330,40 @@ class _Subject:
             self.unfinished.append(first.name)
             return
         both = [await self.player.play(order.policy, self.examples) for order in (first, second)]
-        less = [
-            min(pair, key=lambda trial: -1.0 if math.isnan(trial.reward) else trial.reward)
-            for pair in zip(*both, strict=True)
-        ]
-        self.audit_of.paid.append(
-            self._as_paid(first, less, sum(map(self._is_paid, less)) / len(less))
-        )
+        less = [min(pair, key=_known_reward) for pair in zip(*both, strict=True)]
+        share = sum(map(self._is_paid, less)) / len(less)
+        self.audit_of.paid.append(self._as_paid(first, less, share))
 
     async def _search(self, write: Format) -> None:
         async def measure(policy: NonSolution) -> float:
             if time.monotonic() > self.audit_of.end:
                 return 0.0
             trials = await self.player.play(policy.policy, self.examples[:FIRST_ROWS])
-            rewards = [trial.reward for trial in trials if not self._solves(policy, trial)]
-            return sum(reward for reward in rewards if not math.isnan(reward)) / len(trials)
+            rewards = (trial.reward for trial in trials if not self._solves(policy, trial))
+            return sum(known_values(rewards)) / len(trials)
 
         tasks = [paid.name for paid in self.audit_of.paid if paid.is_task]
-        changes = [
-            name for name in CHANGES if not any(task.endswith(f", {name}") for task in tasks)
-        ]
+        changes = [n for n in CHANGES if not any(task.endswith(f", {n}") for task in tasks)]
         steps, seed = self.audit_of.search_steps, self.audit_of.seed
-        for hedge in (
-            await climb(measure, write, self.answers, changes, steps, seed)
-            if steps and changes
-            else ()
-        ):
-            await self._play(hedge)
+        if steps and changes:
+            for program in await climb(measure, write, self.answers, changes, steps, seed):
+                await self._play(program)
 
     def _solves(self, policy: NonSolution, trial: Trial) -> bool:
         slots: list[str] = []
         if policy.slot is not None and trial.replies:
             slots = [policy.slot(turn) for turn in _turns_of(trial)]
         if self.env.oracle is None and policy.slot is None:
-            return any(
-                is_same(reply, answer_text(trial.example), trial.example) for reply in trial.replies
-            )
+            answer, example = answer_text(trial.example), trial.example
+            return any(is_same(reply, answer, example) for reply in trial.replies)
         return is_solution(self.env, trial, slots)
 
     def _is_paid(self, trial: Trial) -> bool:
         return trial.success == 1.0 or trial.reward >= FULL * self.right
 
     def _look_at(self, trials: Sequence[Trial]) -> None:
-        self.is_graded |= any(
-            trial.reward not in (0.0, 1.0) for trial in trials if not math.isnan(trial.reward)
-        )
+        rewards = known_values(trial.reward for trial in trials)
+        self.is_graded |= any(reward not in (0.0, 1.0) for reward in rewards)
 
     def _as_paid(
         self, policy: NonSolution, trials: Sequence[Trial], share: float, is_task: bool = False
@@ -408,16 +371,12 @@ class _Subject:
         return Paid(
             policy.name,
             policy.family,
-            _mean([trial.reward for trial in trials]),
-            _mean([trial.success for trial in trials]),
+            mean(trial.reward for trial in trials),
+            mean(trial.success for trial in trials),
             share,
             len(trials),
             is_task,
-            _cut(
-                max(
-                    trials, key=lambda trial: -1.0 if math.isnan(trial.reward) else trial.reward
-                ).replies
-            ),
+            _cut(max(trials, key=_known_reward).replies),
         )
 
     # --- further checks ---------------------------------------------------------------------------
@@ -433,9 +392,8 @@ class _Subject:
             is_told = turn.number > 0 and answer and answer.casefold() in turn.heard.casefold()
             return write(turn, answer if is_told else self.answers.another(turn))
 
-        if self.env.oracle is None or all(
-            len(solution_texts(self.env, e)) == 1 for e in self.examples
-        ):
+        num_texts = {len(solution_texts(self.env, example)) for example in self.examples}
+        if self.env.oracle is None or num_texts == {1}:
             trials = await self.player.play(reads, self.examples)
             leaks = [trial for trial in trials if self._is_paid(trial) and _says_it_late(trial)]
             if len(leaks) >= MANY_ROWS * len(trials):
@@ -454,10 +412,9 @@ class _Subject:
         wrong: Policy = lambda turn: oracle.write(turn, self.answers.another(turn))  # noqa: E731
         for example, tried in ((self.examples[0], policy), (self.examples[-1], wrong)):
             trials = [await self.player.play_one(tried, example) for _ in range(REPEATS // 2)]
-            trials += await asyncio.gather(
-                *(self.player.play_one(tried, example) for _ in range(REPEATS // 2))
-            )
-            rewards = sorted({round(t.reward, 9) for t in trials if not math.isnan(t.reward)})
+            at_once = (self.player.play_one(tried, example) for _ in range(REPEATS // 2))
+            trials += await asyncio.gather(*at_once)
+            rewards = sorted({round(r, 9) for r in known_values(t.reward for t in trials)})
             if len(rewards) > 1:
                 listed = ", ".join(f"{reward:g}" for reward in rewards[:5])
                 self.findings.error(
@@ -479,10 +436,8 @@ class _Subject:
         self.audit_of.success_metric = metric or (None if self.is_graded else "reward")
         if metric is None and not self.is_graded:
             self.audit_of.paid = [replace(paid, success=paid.reward) for paid in self.audit_of.paid]
-            if self.audit_of.oracle is not None:
-                self.audit_of.oracle = replace(
-                    self.audit_of.oracle, success=self.audit_of.oracle.reward
-                )
+            if (oracle := self.audit_of.oracle) is not None:
+                self.audit_of.oracle = replace(oracle, success=oracle.reward)
         if metric is None and self.is_graded:
             self.findings.warn(
                 "no-success-metric",
@@ -496,8 +451,9 @@ class _Subject:
                 f"the time was up: {len(self.unfinished)} non-solutions were not tried"
             )
         played = [paid for paid in self.audit_of.paid if not paid.is_task]
-        full = [p for p in played if p.share_wrong_paid >= MANY_ROWS and p.family != "odd form"]
-        odd = [p for p in played if p.share_wrong_paid >= MANY_ROWS and p.family == "odd form"]
+        often = [paid for paid in played if paid.share_wrong_paid >= MANY_ROWS]
+        full = [paid for paid in often if paid.family != "odd form"]
+        odd = [paid for paid in often if paid.family == "odd form"]
         partly = [p for p in played if p.is_policy and self._unearned(p) >= PARTLY * self.right]
         if full:
             self._report_paid(full)
@@ -521,11 +477,8 @@ class _Subject:
 
     def _report_paid(self, full: Sequence[Paid]) -> None:
         most = max(full, key=lambda paid: (paid.share_wrong_paid, paid.reward))
-        more = (
-            f" ({len(full) - 1} others too: {', '.join(p.name for p in full[:4] if p is not most)})"
-            if full[1:]
-            else ""
-        )
+        names = ", ".join(paid.name for paid in full[:4] if paid is not most)
+        more = f" ({len(full) - 1} others too: {names})" if full[1:] else ""
         self.findings.error(
             "non-solution-is-paid",
             f"{most.name} earns {most.reward:g} where a right answer earns {self.right:g}, in"
@@ -537,30 +490,23 @@ class _Subject:
 
     def _report_partly(self, partly: Sequence[Paid], metric: str | None) -> None:
         most = max(partly, key=lambda paid: paid.reward)
-        report = self.findings.warn if metric is not None else self.findings.error
+        report, advice = self.findings.warn, "read the reward against this line"
+        if metric is None:
+            report = self.findings.error
+            advice += ", and name a strict success metric beside it: vf.Rubric(…, success=…)"
         report(
             "non-solution-is-paid-partly",
             f"{most.name} earns {most.reward:.3g} of {self.right:g} on average without solving the"
             f" task; it replied {most.sample}",
             self.location,
-            "read the reward against this line"
-            + (
-                ""
-                if metric is not None
-                else ", and name a strict success metric beside it: vf.Rubric(…, success=…)"
-            ),
+            advice,
         )
 
 
 def _turns_of(trial: Trial) -> list[Turn]:
     """The turns of a finished rollout as the policy saw them."""
-    from verifiers.types import ModelRequest
-
-    steps = trial.state["trajectory"]
-    return [
-        Turn(trial.example, ModelRequest(step["prompt"], "scripted"), number)
-        for number, step in enumerate(steps)
-    ]
+    requests = (ModelRequest(step["prompt"], "scripted") for step in trial.state["trajectory"])
+    return [Turn(trial.example, request, number) for number, request in enumerate(requests)]
 
 
 def _says_it_late(trial: Trial) -> bool:
@@ -569,9 +515,9 @@ def _says_it_late(trial: Trial) -> bool:
     return len(trial.replies) > 1 and answer in trial.replies[-1] and answer not in trial.replies[0]
 
 
-def _mean(values: Sequence[float]) -> float:
-    numbers = [value for value in values if not math.isnan(value)]
-    return math.fsum(numbers) / len(numbers) if numbers else math.nan
+def _known_reward(paid: Paid | Trial) -> float:
+    """The reward for an order, in which an unknown reward is the lowest."""
+    return -math.inf if math.isnan(paid.reward) else paid.reward
 
 
 def _cut(replies: Sequence[str]) -> str:

@@ -52,60 +52,46 @@ _NOT_NAMES = frozenset(
 )
 
 
-def tool_policies(env: Environment, write: Format, answers: Answers) -> list[NonSolution]:
-    """Policies that call tools without solving anything; [] for an environment without tools."""
+def tool_policies(write: Format, answers: Answers) -> list[NonSolution]:
+    """Policies that call tools without solving anything, and answer where there are none."""
 
-    def call(turn: Turn, index: int) -> list[ToolCall] | None:
+    def calls(turn: Turn, *indices: int) -> list[ToolCall]:
         tools = turn.request.tools or ()
-        if not tools:
-            return None
-        function = tools[index % len(tools)].get("function") or tools[index % len(tools)]
-        return [
-            ToolCall(
-                f"call_{turn.number}",
-                function["name"],
-                json.dumps(example_arguments(function.get("parameters") or {})),
-            )
+        functions = [
+            tools[index % len(tools)].get("function") or tools[index % len(tools)]
+            for index in (indices if tools else ())
         ]
+        return [_call(function, turn.number) for function in functions]
 
     def each_tool_then(end: Policy) -> Policy:
-        return lambda turn: (
-            (call(turn, turn.number) if turn.number < len(turn.request.tools or ()) else None)
-            or end(turn)
-        )
+        def reply(turn: Turn) -> Any:
+            is_left = turn.number < len(turn.request.tools or ())
+            return calls(turn, turn.number) if is_left else end(turn)
 
-    def only_calls(turn: Turn) -> Any:
-        return call(turn, 0) or ""
+        return reply
 
     def random_calls(turn: Turn) -> Any:
         rng = random.Random(f"{turn.example.hash}{turn.number}")
-        return (call(turn, rng.randrange(99)) if turn.number < NUM_CALLS else None) or write(
-            turn, answers.another(turn)
-        )
+        called = calls(turn, rng.randrange(99)) if turn.number < NUM_CALLS else None
+        return called or write(turn, answers.another(turn))
 
     def all_at_once(turn: Turn) -> Any:
-        tools = range(len(turn.request.tools or ())) if turn.number == 0 else ()
-        return [reply for index in tools for reply in call(turn, index) or ()] or write(turn, "")
+        num_calls = 0 if turn.number else len(turn.request.tools or ())
+        return calls(turn, *range(num_calls)) or write(turn, "")
 
-    def pasted(turn: Turn) -> str:
-        return write(turn, "\n".join(turn.tool_texts))
-
-    return [
-        NonSolution(
-            "every tool once, then an empty answer",
-            "tools",
-            each_tool_then(lambda turn: write(turn, "")),
+    policies: dict[str, Policy] = {
+        "every tool once, then an empty answer": each_tool_then(lambda turn: write(turn, "")),
+        "every tool once, then what they said": each_tool_then(
+            lambda turn: write(turn, "\n".join(turn.tool_texts))
         ),
-        NonSolution("every tool once, then what they said", "tools", each_tool_then(pasted)),
-        NonSolution(
-            "every tool once, then another row's answer",
-            "tools",
-            each_tool_then(lambda turn: write(turn, answers.another(turn))),
+        "every tool once, then another row's answer": each_tool_then(
+            lambda turn: write(turn, answers.another(turn))
         ),
-        NonSolution("the first tool until the end", "tools", only_calls),
-        NonSolution("random calls", "tools", random_calls),
-        NonSolution("every tool in one message", "tools", all_at_once),
-    ]
+        "the first tool until the end": lambda turn: calls(turn, 0) or "",
+        "random calls": random_calls,
+        "every tool in one message": all_at_once,
+    }
+    return [NonSolution(name, "tools", policy) for name, policy in policies.items()]
 
 
 def code_policies(examples: Sequence[Example], write: Format, solution: str) -> list[NonSolution]:
@@ -128,54 +114,46 @@ def code_policies(examples: Sequence[Example], write: Format, solution: str) -> 
         ),
         "code that skips its tests": "import unittest\nraise unittest.SkipTest('skipped')\n",
     }
-    policies = []
-    for name, code in attacks.items():
-        policies.append(NonSolution(f"{name}, in a block", "code", _in_block(code)))
-        policies.append(
-            NonSolution(f"{name}, in the answer's place", "code", _in_place(write, code))
-        )
-        policies.append(NonSolution(f"{name}, in a tool", "code", _in_tool(write, code)))
-    return policies
+    return [
+        NonSolution(f"{name}, {place}", "code", policy)
+        for name, code in attacks.items()
+        for place, policy in _places(write, code).items()
+    ]
 
 
 def runs_code(env: Environment, examples: Sequence[Example], solution: str) -> bool:
     """Whether model-written code may decide a reward here: a tool that takes code, or code asked
     for in words."""
-    tools = [tool.get("function") or tool for tool in env.tool_defs]
-    if any(_code_parameter(tool) for tool in tools):
+    if any(_code_parameter(tool.get("function") or tool) for tool in env.tool_defs):
         return True
-    texts = [question_of(example) for example in examples[:3]] + [env.system_prompt or "", solution]
-    return any(
-        re.search(r"```|\bdef \w+\(|\bpython\b|\bfunction\b|\bcode\b", text, re.IGNORECASE)
-        for text in texts
-    )
+    texts = [*map(question_of, examples[:3]), env.system_prompt or "", solution]
+    words = re.compile(r"```|\bdef \w+\(|\bpython\b|\bfunction\b|\bcode\b", re.IGNORECASE)
+    return any(map(words.search, texts))
 
 
-def _in_block(code: str) -> Policy:
-    return lambda turn: f"```python\n{code}```" if turn.number == 0 else "Done."
+def _places(write: Format, code: str) -> dict[str, Policy]:
+    """Where a reply can hold code -> the policy that writes it there."""
 
-
-def _in_place(write: Format, code: str) -> Policy:
-    return lambda turn: write(turn, code)
-
-
-def _in_tool(write: Format, code: str) -> Policy:
-    def reply(turn: Turn) -> Any:
+    def in_tool(turn: Turn) -> Any:
         for tool in turn.request.tools or () if turn.number == 0 else ():
             function = tool.get("function") or tool
             if (parameter := _code_parameter(function)) is not None:
-                arguments = {
-                    **example_arguments(function.get("parameters") or {}),
-                    parameter: _for_tool(parameter, code),
-                }
-                return [ToolCall("call_0", function["name"], json.dumps(arguments))]
+                is_code = parameter in ("code", "source", "script")
+                text = code if is_code else f"python3 - <<'EOF'\n{code}EOF\n"
+                return [_call(function, 0, **{parameter: text})]
         return write(turn, "")
 
-    return reply
+    return {
+        "in a block": lambda turn: f"```python\n{code}```" if turn.number == 0 else "Done.",
+        "in the answer's place": lambda turn: write(turn, code),
+        "in a tool": in_tool,
+    }
 
 
-def _for_tool(parameter: str, code: str) -> str:
-    return code if parameter in ("code", "source", "script") else f"python3 - <<'EOF'\n{code}EOF\n"
+def _call(function: Mapping[str, Any], number: int, **arguments: str) -> ToolCall:
+    """A call with these arguments, and others that fit the schema."""
+    values = example_arguments(function.get("parameters") or {}) | arguments
+    return ToolCall(f"call_{number}", function["name"], json.dumps(values))
 
 
 def _code_parameter(function: Mapping[str, Any]) -> str | None:
@@ -185,9 +163,7 @@ def _code_parameter(function: Mapping[str, Any]) -> str | None:
 
 def _function_names(examples: Sequence[Example], solution: str) -> list[str]:
     """Names of functions that the prompts or the solution speak of."""
-    text = "\n".join([solution, *(question_of(example) for example in examples)])
+    text = "\n".join([solution, *map(question_of, examples)])
     names = re.findall(r"\bdef (\w+)|`(\w+)`|\b([a-z_]\w*)\(", text)
-    identifiers = dict.fromkeys(
-        name for group in names for name in group if name and name.isidentifier()
-    )
-    return [name for name in identifiers if name not in _NOT_NAMES and not name[0].isdigit()][:8]
+    identifiers = dict.fromkeys(name for group in names for name in group if name.isidentifier())
+    return [name for name in identifiers if name not in _NOT_NAMES][:8]

@@ -12,9 +12,8 @@ import json
 import math
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from verifiers.checks.audit.playing import Player, Policy, Trial, Turn
 from verifiers.checks.policies import formatted, oracle_reply
@@ -64,16 +63,13 @@ async def find_oracle(player: Player, examples: Sequence[Example]) -> Oracle:
         if best is None or reward > best[0] + 1e-9:
             best = reward, name, write
     name, write = best[1:] if best is not None else ("as asked", _as_asked(player.env))
-    if player.env.oracle is not None:
-        return Oracle("oracle", declared(player.env.oracle), write, name)
-    return Oracle(
-        "answer" if has_answers else "", _answering(write) if has_answers else None, write, name
-    )
-
-
-def declared(oracle: Callable[[Mapping[str, Any]], Any]) -> Policy:
-    """The policy of ``Environment.oracle``."""
-    return lambda turn: oracle_reply(oracle(turn.example.row), turn.request, turn.number)
+    oracle = player.env.oracle
+    if oracle is not None:
+        policy: Policy = lambda t: oracle_reply(oracle(t.example.row), t.request, t.number)  # noqa: E731
+        return Oracle("oracle", policy, write, name)
+    if has_answers:
+        return Oracle("answer", _answering(write), write, name)
+    return Oracle("", None, write, name)
 
 
 def solution_texts(env: Environment, example: Example) -> tuple[str, ...]:
@@ -93,12 +89,10 @@ def is_solution(env: Environment, trial: Trial, slots: Sequence[str]) -> bool:
     expected = solution_texts(env, trial.example)
     if len(expected) > 1 or (len(expected) == 1 and not answer):
         spoken = slots if len(slots) == len(expected) else trial.replies
+        together = zip(spoken, trial.replies, expected, strict=False)
         if len(spoken) == len(expected) and all(
-            is_same(spoken_text, expected_text, trial.example)
-            or is_same(reply, expected_text, trial.example)
-            for spoken_text, reply, expected_text in zip(
-                spoken, trial.replies, expected, strict=False
-            )
+            is_same(text, right, trial.example) or is_same(reply, right, trial.example)
+            for text, reply, right in together
         ):
             return True
         if len(expected) > 1:
@@ -122,11 +116,8 @@ def is_same(text: str, answer: str, example: Example) -> bool:
     question = _plain(question_of(example))
     if plain_answer.casefold() in question.casefold() and plain_answer not in question:
         return plain == plain_answer
-    if (
-        len(plain_answer) >= LONG_CHARS
-        and len(plain) < 2 * len(plain_answer)
-        and plain_answer in plain
-    ):
+    is_long = len(plain_answer) >= LONG_CHARS and len(plain) < 2 * len(plain_answer)
+    if is_long and plain_answer in plain:
         return True
     return plain.casefold() == plain_answer.casefold()
 
@@ -168,10 +159,8 @@ def _formats(env: Environment) -> dict[str, Format]:
     formats["plain"] = lambda _, text: text
     formats["#### line"] = lambda _, text: f"#### {text}"
     if isinstance(env.parser, ThinkParser):
-        formats |= {
-            f"{name} after thinking": _after_thinking(write)
-            for name, write in list(formats.items())[1:]
-        }
+        for name, write in list(formats.items())[1:]:
+            formats[f"{name} after thinking"] = _after_thinking(write)
     return formats
 
 
@@ -179,9 +168,8 @@ def _as_asked(env: Environment) -> Format:
     """The format of the parser, else the tags or the box that the prompt mentions."""
 
     def write(turn: Turn, text: str) -> str:
-        example = Example(
-            turn.example.example_id, turn.example.hash, {**turn.example.row, "answer": text}
-        )
+        row = {**turn.example.row, "answer": text}
+        example = Example(turn.example.example_id, turn.example.hash, row)
         prompt = turn.request.prompt
         if isinstance(prompt, str):
             texts = [prompt]
@@ -205,10 +193,8 @@ def _as_in_shots(turn: Turn, text: str) -> str:
     """The last solved example of the prompt with the number or word at its end replaced; the text
     alone without an end."""
     prompt = turn.request.prompt
-    if isinstance(prompt, str):
-        shots = []
-    else:
-        shots = [message_text(m) for m in prompt[:-1] if m.get("role") == "assistant"]
+    earlier = () if isinstance(prompt, str) else prompt[:-1]
+    shots = [message_text(m) for m in earlier if m.get("role") == "assistant"]
     if turn.number or not shots:
         return text
     match = re.search(r"(\S+?)(</\w+>|[.}]*)\s*$", shots[-1])

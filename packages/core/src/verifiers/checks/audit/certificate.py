@@ -49,9 +49,8 @@ class Certificate:
             return f"audit of {self.date} is stale: the package has changed"
         if math.isnan(self.non_solution_reward):
             return f"audited {self.date}: the rows; its reward needs a judge"
-        verdict = (
-            "passed" if self.ok else "FAILED: " + ", ".join(self.content.get("errors") or ["?"])
-        )
+        errors = ", ".join(self.content.get("errors") or ["?"])
+        verdict = "passed" if self.ok else f"FAILED: {errors}"
         return f"audit {verdict} {self.date}, best non-solution {self.non_solution_reward:.3g}"
 
 
@@ -120,12 +119,10 @@ def non_solution_reward(env: Environment) -> float | None:
         certificate = read_certificate(env.loaded_from.env_id)
     except UsageError:  # it was loaded from another folder, or has been removed since
         return None
-    is_usable = (
-        certificate is not None
-        and certificate.is_fresh
-        and not math.isnan(certificate.non_solution_reward)
-    )
-    return certificate.non_solution_reward if certificate is not None and is_usable else None
+    if certificate is None or not certificate.is_fresh:
+        return None
+    reward = certificate.non_solution_reward
+    return None if math.isnan(reward) else reward
 
 
 def write_certificate(report: AuditReport, env_id: str) -> Path:
@@ -143,6 +140,7 @@ def write_certificate(report: AuditReport, env_id: str) -> Path:
             key="env",
         )
     best, oracle = report.best_non_solution, report.oracle
+    errors = [finding.code for finding in report.errors]
     content = {
         "schema": SCHEMA,
         "environment": source.env_id or env_id,
@@ -152,29 +150,15 @@ def write_certificate(report: AuditReport, env_id: str) -> Path:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "verifiers": verifiers.__version__,
         "ok": report.ok,
-        "errors": [finding.code for finding in report.errors],
+        "errors": errors,
         "warnings": [finding.code for finding in report.warnings],
         "success_metric": report.success_metric,
-        "solution_reward": (
-            None if oracle is None or math.isnan(oracle.reward) else round(oracle.reward, 6)
-        ),
-        "best_non_solution": (
-            None
-            if best is None
-            else {
-                "name": best.name,
-                "reward": round(best.reward, 6),
-                "solved": _rounded(best.success),
-            }
-        ),
+        "solution_reward": None if oracle is None else _rounded(oracle.reward),
+        "best_non_solution": None if best is None else _best(best),
         "num_rows": report.num_rows,
         "num_rollouts": report.num_rollouts,
         "seconds": round(report.seconds, 1),
-        "is_repeatable": (
-            None
-            if oracle is None
-            else all(finding.code != NOT_REPEATABLE for finding in report.errors)
-        ),
+        "is_repeatable": None if oracle is None else NOT_REPEATABLE not in errors,
         "findings": [
             {"kind": kind, "code": finding.code, "message": finding.message, "fix": finding.fix}
             for kind, findings in (("error", report.errors), ("warning", report.warnings))
@@ -190,6 +174,10 @@ def write_certificate(report: AuditReport, env_id: str) -> Path:
     }
     atomic_write(folder / NAME, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
     return folder / NAME
+
+
+def _best(paid: Paid) -> dict[str, Any]:
+    return {name: _earned(paid)[name] for name in ("name", "reward", "solved")}
 
 
 def _earned(paid: Paid) -> dict[str, Any]:

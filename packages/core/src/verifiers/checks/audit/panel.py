@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from verifiers.checks.audit.answers import Format, answer_text, question_of
@@ -88,22 +88,20 @@ class Answers:
         most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0] in answers))
         return cls(tuple(text for text, _ in most), most[0][1] / len(examples) if most else 0.0)
 
-    def another(self, turn: Turn) -> str:
-        """An answer of another row that differs from this row's."""
+    def others(self, turn: Turn) -> list[str]:
+        """The answers of other rows that differ from this row's; at least some answer."""
         answer = answer_text(turn.example)
-        texts = [text for text in self.texts if text != answer] or ["42"]
-        return random.Random(f"{turn.example.hash}").choice(texts)
+        return [text for text in self.texts if text != answer] or ["42"]
+
+    def another(self, turn: Turn) -> str:
+        """One of them."""
+        return random.Random(turn.example.hash).choice(self.others(turn))
 
 
 def panel(write: Format, answers: Answers, thinks: bool) -> list[NonSolution]:
     """All non-solutions that are texts; ``thinks``: whether replies may have thinking in tags."""
-    policies = [
-        NonSolution(name, family, _writing(write, slot), slot)
-        for name, family, slot in _slots(answers)
-    ]
-    policies += [
-        NonSolution(name, family, policy) for name, family, policy in _whole_replies(write, answers)
-    ]
+    policies = [NonSolution(n, f, _writing(write, slot), slot) for n, f, slot in _slots(answers)]
+    policies += [NonSolution(*reply) for reply in _whole_replies(write, answers)]
     return policies + odd_forms(write, answers, thinks)
 
 
@@ -124,15 +122,18 @@ def _slots(answers: Answers) -> list[tuple[str, str, Slot]]:
         for name, separator in (("or", " or "), ("a comma", ", "), ("a space", " ")):
             slots.append((f"several answers with {name}", "many", _constant(separator.join(few))))
         slots.append((f"{len(many)} answers of the data", "many", _constant("\n".join(many))))
-    slots += [
-        (f"question, {name}", "question", _of_question(change)) for name, change in CHANGES.items()
-    ]
-    slots += [
-        (f"data of the question, {name}", "question", _of_data(change))
-        for name, change in CHANGES.items()
-    ]
-    for name in ("as it stands", "lines sorted"):
-        slots.append((f"data of all messages, {name}", "question", _of_all_data(CHANGES[name])))
+    few_changes = ("as it stands", "lines sorted")
+    sources: dict[str, tuple[Slot, Iterable[str]]] = {
+        "question": (lambda turn: question_of(turn.example), CHANGES),
+        "data of the question": (lambda turn: data_of(turn.heard), CHANGES),
+        "data of all messages": (
+            lambda turn: "\n".join(map(data_of, turn.all_heard)),
+            few_changes,
+        ),
+    }
+    for source, (text_of, changes) in sources.items():
+        for name in changes:
+            slots.append((f"{source}, {name}", "question", _changed(text_of, CHANGES[name])))
     slots += [(name, "question", _of_heard(change)) for name, change in HEARD.items()]
     slots += [
         ("empty field", "format", lambda turn: ""),
@@ -147,16 +148,17 @@ def _whole_replies(write: Format, answers: Answers) -> list[tuple[str, str, Poli
     """Replies that break or repeat the format itself."""
 
     def blocks(turn: Turn) -> str:
-        answer = answer_text(turn.example)
-        return "\n".join(
-            write(turn, text) for text in [t for t in answers.texts if t != answer][:5] or ["42"]
-        )
+        texts = answers.others(turn)[:5]
+        return "\n".join(write(turn, text) for text in texts)
+
+    def unclosed(turn: Turn) -> str:  # without its closing tags, braces and fences
+        return re.sub(r"</\w+>|}|```\s*$", "", write(turn, "42"))
 
     return [
         ("no text at all", "format", lambda turn: ""),
         ("a sentence without a format", "format", lambda turn: "I do not know the answer to this."),
         ("the format twice, empty", "format", lambda turn: write(turn, "") * 2),
-        ("the format opened and not closed", "format", lambda turn: _unclosed(write(turn, "42"))),
+        ("the format opened and not closed", "format", unclosed),
         (
             "closing marks alone",
             "format",
@@ -198,63 +200,37 @@ def hedges(write: Format, answers: Answers) -> list[tuple[NonSolution, NonSoluti
 def odd_forms(write: Format, answers: Answers, thinks: bool) -> list[NonSolution]:
     """The right answer in forms that a strict rubric refuses."""
 
-    def number(turn: Turn) -> int | None:
+    def work_left(turn: Turn) -> str:
         text = answer_text(turn.example).strip()
-        return int(text) if re.fullmatch(r"-?[0-9]{1,15}", text) else None
+        is_whole = re.fullmatch(r"-?[0-9]{1,15}", text)
+        return f"{int(text) - 3} + 3" if is_whole else answers.another(turn)
 
-    def numeric(form: Callable[[int], str]) -> Slot:
-        return lambda turn: (
-            form(value) if (value := number(turn)) is not None else answers.another(turn)
-        )
+    def in_thinking(turn: Turn) -> str:
+        reply = re.sub(r"</?think>", "", write(turn, answer_text(turn.example)))
+        return f"<think>I try {reply} and then"
+
+    def written(form: str) -> Slot:
+        return lambda turn: form.format(answer_text(turn.example))
 
     forms: dict[str, Slot] = {
-        "as a false equation, A + 1 = A": lambda turn: (
-            f"{answer_text(turn.example)} + 1 = {answer_text(turn.example)}"
-        ),
-        "as a list, [A, A]": lambda turn: (
-            f"[{answer_text(turn.example)}, {answer_text(turn.example)}]"
-        ),
-        "as a sum that is not worked out": numeric(lambda value: f"{value - 3} + 3"),
+        "as a false equation, A + 1 = A": written("{0} + 1 = {0}"),
+        "as a list, [A, A]": written("[{0}, {0}]"),
+        "as a sum that is not worked out": work_left,
     }
     odd = [
         NonSolution(f"the right answer {name}", "odd form", _writing(write, slot))
         for name, slot in forms.items()
     ]
-    inside = NonSolution(
-        "the right answer inside thinking without an end",
-        "odd form",
-        lambda turn: (
-            f"<think>I try {_without_thinking(write(turn, answer_text(turn.example)))} and then"
-        ),
-    )
-    return [*odd, inside] if thinks else odd
-
-
-def _without_thinking(reply: str) -> str:
-    return re.sub(r"</?think>", "", reply)
-
-
-def _unclosed(reply: str) -> str:
-    """The reply without its closing tags, braces and fences."""
-    return re.sub(r"</\w+>|}|```\s*$", "", reply)
+    name = "the right answer inside thinking without an end"
+    return [*odd, NonSolution(name, "odd form", in_thinking)] if thinks else odd
 
 
 def _constant(text: str) -> Slot:
     return lambda turn: text
 
 
-def _of_question(change: Callable[[str, random.Random], str]) -> Slot:
-    return lambda turn: change(question_of(turn.example), random.Random(turn.example.hash))
-
-
-def _of_data(change: Callable[[str, random.Random], str]) -> Slot:
-    return lambda turn: change(data_of(turn.heard), random.Random(turn.example.hash))
-
-
-def _of_all_data(change: Callable[[str, random.Random], str]) -> Slot:
-    return lambda turn: change(
-        "\n".join(map(data_of, turn.all_heard)), random.Random(turn.example.hash)
-    )
+def _changed(text_of: Slot, change: Callable[[str, random.Random], str]) -> Slot:
+    return lambda turn: change(text_of(turn), random.Random(turn.example.hash))
 
 
 def _of_heard(change: Callable[[str], str]) -> Slot:

@@ -6,7 +6,6 @@ model solves sometimes are useful to it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from verifiers.data.kept_rows import AUDIT, EXAMPLE_HASH
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.results.run_metadata import successes
+from verifiers.results.statistics import known_values
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import atomic_write
 
@@ -41,24 +41,19 @@ async def profile_rows(
     results = await env.a_generate(
         rows, client, model, sampling_args=sampling_args, keep_states=False
     )
-    solved: dict[object, list[float]] = {}
-    for output, success in zip(
-        results.outputs, successes(results.outputs, env.pass_threshold), strict=True
-    ):
-        solved.setdefault(output["example_id"], []).append(success)
-    if all(math.isnan(success) for group in solved.values() for success in group):
+    solved: dict[object, list[float]] = {example.example_id: [] for example in examples}
+    outcomes = successes(results.outputs, env.pass_threshold)
+    for output, success in zip(results.outputs, outcomes, strict=True):
+        solved[output["example_id"]] += known_values([success])
+    if not any(solved.values()):
         raise ConfigError(
             "no rollout has a known success: the reward is graded and the rubric names no success"
             " metric, or nothing was scored; name one with vf.Rubric(…, success=…)"
         )
     profiles = []
     for example in examples:
-        rewards = [
-            success for success in solved.get(example.example_id, []) if not math.isnan(success)
-        ]
-        profiles.append(
-            RowProfile(example.example_id, example.hash, round(sum(rewards)), len(rewards))
-        )
+        known = solved[example.example_id]
+        profiles.append(RowProfile(example.example_id, example.hash, round(sum(known)), len(known)))
     return examples, profiles
 
 
@@ -75,11 +70,7 @@ def write_useful(
     for example, profile in zip(examples, profiles, strict=True):
         if profile.kind == "useful":
             rate = profile.num_solved / profile.num_rollouts
-            lines.append(
-                encode_row(
-                    {**example.row, EXAMPLE_HASH: example.hash, "pass_rate": rate, AUDIT: audit}
-                )
-                + b"\n"
-            )
+            facts = {EXAMPLE_HASH: example.hash, "pass_rate": rate, AUDIT: audit}
+            lines.append(encode_row({**example.row, **facts}) + b"\n")
     atomic_write(path, b"".join(lines))
     return len(lines)

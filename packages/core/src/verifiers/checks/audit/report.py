@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from verifiers.checks.report import Finding
+from verifiers.checks.report import CheckReport, counted
 
 MAX_SHOWN = 6
 """Non-solutions on the page; the JSON has all of them."""
@@ -61,15 +61,10 @@ class RowProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditReport:
-    """All findings of ``audit_environment``, and what was paid for what."""
+class AuditReport(CheckReport):
+    """All findings of ``audit_environment``, and what was paid for what. Errors are ways to be paid
+    without solving the task, and rows that cannot be trusted."""
 
-    environment: str
-    errors: tuple[Finding, ...] = ()
-    """Ways to be paid without solving the task, and rows that cannot be trusted."""
-    warnings: tuple[Finding, ...] = ()
-    notes: tuple[str, ...] = ()
-    """Parts that were not audited, and neutral observations."""
     success_metric: str | None = None
     """What counts as solved; "reward" where every reward is 0 or 1."""
     oracle: Paid | None = None
@@ -78,75 +73,53 @@ class AuditReport:
     """The highest reward first."""
     profile: tuple[RowProfile, ...] = ()
     num_rows: int = 0
-    num_rollouts: int = 0
     seconds: float = 0.0
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Package, version and content hash; see ``certificate``."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether there are no errors; warnings do not count."""
-        return not self.errors
 
     @property
     def best_non_solution(self) -> Paid | None:
         """What pays most without solving the task: the line below which a learning curve shows
         nothing."""
-        played = [paid for paid in self.non_solutions if paid.is_policy]
-        return max(
-            (paid for paid in played if not math.isnan(paid.reward)),
-            key=lambda paid: paid.reward,
-            default=None,
-        )
+        known = (p for p in self.non_solutions if p.is_policy and not math.isnan(p.reward))
+        return max(known, key=lambda paid: paid.reward, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; unknown numbers are None."""
-        content = asdict(self)
-        content["ok"] = self.ok
         best = self.best_non_solution
-        content["best_non_solution"] = None if best is None else asdict(best)
-        content["profile"] = [{**asdict(row), "kind": row.kind} for row in self.profile]
-        plain = _plain(content)
-        assert isinstance(plain, dict)
-        return plain
+        content = asdict(self) | {
+            "ok": self.ok,
+            "best_non_solution": None if best is None else asdict(best),
+            "profile": [{**asdict(row), "kind": row.kind} for row in self.profile],
+        }
+        return {name: _plain(value) for name, value in content.items()}
 
     def __str__(self) -> str:
-        if self.ok:
+        if not self.ok:
+            verdict = counted(self.errors, "error")
+        elif self.non_solutions:
             verdict = "no way to be paid without solving it was found"
         else:
-            verdict = _counted(self.errors, "error")
-        if self.ok and not self.non_solutions:
             verdict = "the reward was not audited"
-        warned = f", {_counted(self.warnings, 'warning')}" if self.warnings else ""
-        lines = [f"{self.environment}: {verdict}{warned}"]
-        lines.append(
-            f"  {self.num_rollouts:,} rollouts of {self.num_rows} rows, {self.seconds:.1f} s, no"
-            " model"
-        )
-        solved = (
-            self.success_metric or "not known (the reward is graded and no success metric is named)"
-        )
-        lines.append(f"  success metric   {solved}")
+        warned = f", {counted(self.warnings, 'warning')}" if self.warnings else ""
+        size = f"{self.num_rollouts:,} rollouts of {self.num_rows} rows"
+        unknown = "not known (the reward is graded and no success metric is named)"
+        lines = [
+            f"{self.environment}: {verdict}{warned}",
+            f"  {size}, {self.seconds:.1f} s, no model",
+            f"  success metric   {self.success_metric or unknown}",
+        ]
         if self.non_solutions:
             lines.append(f"  {'':<{WIDTH}}reward   solved   paid though wrong")
             lines += self._table()
         if self.profile:
             kinds = [row.kind for row in self.profile]
-            counts = ", ".join(
-                f"{kinds.count(kind)} {kind}" for kind in ("dead", "solved", "useful")
-            )
-            lines.append(f"  rows for this model: {counts}, of {len(kinds)}")
-        lines += [f"  error {finding}" for finding in self.errors]
-        lines += [f"  warning {finding}" for finding in self.warnings]
-        lines += [f"  note: {note}" for note in self.notes]
-        return "\n".join(lines)
+            counts = [f"{kinds.count(kind)} {kind}" for kind in ("dead", "solved", "useful")]
+            lines.append(f"  rows for this model: {', '.join(counts)}, of {len(kinds)}")
+        return "\n".join([*lines, *self.finding_lines()])
 
     def _table(self) -> list[str]:
         """The right answer, and the non-solutions that earned most."""
         lines = [] if self.oracle is None else [_line("a right answer", self.oracle)]
-        played = [
-            paid for paid in self.non_solutions if paid.is_policy or paid.share_wrong_paid > 0
-        ]
+        played = [p for p in self.non_solutions if p.is_policy or p.share_wrong_paid > 0]
         earning = [paid for paid in played if paid.reward > 0]
         lines += [_line(paid.name, paid) for paid in earning[:MAX_SHOWN]]
         if num_more := len(played) - len(earning[:MAX_SHOWN]):
@@ -163,10 +136,6 @@ def _line(name: str, paid: Paid) -> str:
 
 def _number(value: float) -> str:
     return "unknown" if math.isnan(value) else f"{value:.3f}"
-
-
-def _counted(findings: Sequence[Finding], name: str) -> str:
-    return f"{len(findings)} {name}{'' if len(findings) == 1 else 's'}"
 
 
 def _plain(value: object) -> Any:

@@ -68,16 +68,11 @@ def _leak(example: Example) -> str:
         return ""
     prompt = example.row["prompt"]
     question = question_of(example)
-    if (
-        match := re.search(
-            _SAYS_THE_ANSWER + re.escape(answer) + r"(?!\w)", question, re.IGNORECASE
-        )
-    ) is not None:
+    says = _SAYS_THE_ANSWER + re.escape(answer) + r"(?!\w)"
+    if (match := re.search(says, question, re.IGNORECASE)) is not None:
         return match[0]
-    if isinstance(prompt, str):
-        system = []
-    else:
-        system = [message_text(m) for m in prompt if m.get("role") == "system"]
+    messages = () if isinstance(prompt, str) else prompt
+    system = [message_text(m) for m in messages if m.get("role") == "system"]
     pattern = rf"(?<![\w.-]){re.escape(answer)}(?![\w-])"
     if len(answer) > 2 and any(re.search(pattern, text) for text in system):
         return f"system message with {answer[:60]}"
@@ -87,23 +82,17 @@ def _leak(example: Example) -> str:
     return comment[0] if comment is not None and re.search(pattern, comment[0]) else ""
 
 
-def _prompt_key(example: Example) -> str:
-    prompt = example.row["prompt"]
-    if isinstance(prompt, str):
-        text = prompt
-    else:
-        text = json.dumps([[m.get("role"), message_text(m)] for m in prompt])
-    return " ".join(text.casefold().split())
-
-
 def _row_key(example: Example, is_single: bool) -> str:
     """What makes two rows differ: their prompt; of several turns also its answer and ``info``."""
-    key_of_turns = (
-        ""
-        if is_single
-        else json.dumps([answer_text(example), example.row["info"]], sort_keys=True, default=str)
+    prompt = example.row["prompt"]
+    if not isinstance(prompt, str):
+        prompt = json.dumps([[m.get("role"), message_text(m)] for m in prompt])
+    key = " ".join(prompt.casefold().split())
+    if is_single:
+        return key
+    return key + json.dumps(
+        [answer_text(example), example.row["info"]], sort_keys=True, default=str
     )
-    return _prompt_key(example) + key_of_turns
 
 
 def _check_repeats(rows: Sequence[Example], findings: Findings, is_single: bool) -> None:
@@ -111,9 +100,7 @@ def _check_repeats(rows: Sequence[Example], findings: Findings, is_single: bool)
     for example in rows:
         by_prompt[_row_key(example, is_single)].append(example)
     repeated = sum(len(group) - 1 for group in by_prompt.values())
-    contradicting = [
-        g for g in by_prompt.values() if len({answer_text(example) for example in g}) > 1
-    ]
+    contradicting = [g for g in by_prompt.values() if len(set(map(answer_text, g))) > 1]
     if contradicting:
         first, second, *_ = contradicting[0]
         findings.error(

@@ -72,8 +72,7 @@ async def climb(
     scored: dict[Program, float] = {}
     best: Program | None = None
     for step in range(steps):
-        fresh = step < steps // 3 or best is None
-        if fresh or best is None:
+        if step < steps // 3 or best is None:
             program = _random(rng, answers, changes)
         else:
             program = _changed(best, rng, answers, changes)
@@ -85,10 +84,8 @@ async def climb(
     ranked = sorted(scored, key=lambda program: scored[program], reverse=True)
     # of equal rewards the first that was found
     distinct = {scored[program]: program for program in reversed(ranked)}
-    return [
-        as_non_solution(distinct[reward], write, answers)
-        for reward in sorted(distinct, reverse=True)[:3]
-    ]
+    best_first = [distinct[reward] for reward in sorted(distinct, reverse=True)[:3]]
+    return [as_non_solution(program, write, answers) for program in best_first]
 
 
 def _piece(piece: str, turn: Turn, answers: Answers) -> str:

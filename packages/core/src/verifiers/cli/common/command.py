@@ -166,7 +166,9 @@ def option(flags: str, help_: str, default: Any = None, **settings: Any) -> clic
     """An option, ``option("-o --out", "Where.", ".")``, whose help names its default; a flag
     without default and settings."""
     if default is None:
-        return click.Option(flags.split(), help=help_, is_flag=not settings, **settings)
+        # False would let an option stand without its value
+        is_flag = None if settings else True
+        return click.Option(flags.split(), help=help_, is_flag=is_flag, **settings)
     if not help_.endswith("]."):
         text = f"{default:g}" if isinstance(default, float) else default
         help_ = f"{help_.rstrip('.')} [{text}]."
