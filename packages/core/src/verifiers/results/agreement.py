@@ -61,10 +61,7 @@ class Agreement:
     def to_dict(self) -> dict[str, Any]:
         """JSON values; unknown numbers are None."""
         fields = dataclasses.asdict(self) | {"accuracy": self.accuracy}
-        return {
-            name: None if isinstance(v, float) and math.isnan(v) else v
-            for name, v in fields.items()
-        }
+        return {name: None if value != value else value for name, value in fields.items()}
 
 
 def agreement(
@@ -90,28 +87,19 @@ def agreement(
     pairs = [(judged, label) for judged, label, _ in judged_rows if label is not None]
     if not pairs:
         raise ConfigError(f"no rollout has both {metric!r} and a label in {column!r}", key=column)
-    table = {
-        cell: pairs.count(cell)
-        for cell in ((True, True), (True, False), (False, True), (False, False))
-    }
-    true_yes, false_yes, false_no, true_no = table.values()
-    sensitivity = _share(true_yes, true_yes + false_no)
-    specificity = _share(true_no, true_no + false_yes)
-    judged_mean = _share(sum(judged for judged, _, _ in judged_rows), len(judged_rows))
-    stderr = clustered_stderr(
-        [float(judged) for judged, _, _ in judged_rows], [key for _, _, key in judged_rows]
-    )
-    spread = judged_mean * (1 - judged_mean)
+    cells = ((True, True), (True, False), (False, True), (False, False))
+    true_yes, false_yes, false_no, true_no = map(pairs.count, cells)
+    yes, no = (true_yes, true_yes + false_no), (true_no, true_no + false_yes)
+    sensitivity, specificity = _share(*yes), _share(*no)
+    verdicts, _, keys = zip(*judged_rows, strict=True)
+    judged_mean = _share(sum(verdicts), len(verdicts))
+    stderr = clustered_stderr([float(verdict) for verdict in verdicts], keys)
     if stderr > 0:
-        effective = min(len(judged_rows), spread / stderr**2)
+        effective = min(len(verdicts), judged_mean * (1 - judged_mean) / stderr**2)
     else:
-        effective = len({key for _, _, key in judged_rows})
-    corrected, low, high = corrected_share(
-        judged_mean, effective, (true_yes, true_yes + false_no), (true_no, true_no + false_yes)
-    )
-    kappa, kappa_stderr = cohens_kappa(
-        [judged for judged, _ in pairs], [label for _, label in pairs]
-    )
+        effective = len(set(keys))
+    corrected, low, high = corrected_share(judged_mean, effective, yes, no)
+    kappa, kappa_stderr = cohens_kappa(*zip(*pairs, strict=True))
     return Agreement(
         metric, column, len(pairs), len(judged_rows), true_yes, false_yes, false_no, true_no, kappa, kappa_stderr,
         sensitivity, specificity, judged_mean, corrected, low, high,
@@ -139,7 +127,7 @@ def cohens_kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> tuple
 
 
 def corrected_share(
-    judged: float, num_judged: float, yes: tuple[int, int], no: tuple[int, int], alpha: float = 0.05
+    judged: float, num_judged: float, yes: tuple[int, int], no: tuple[int, int]
 ) -> tuple[float, float, float]:
     """(share, low, high) of yes behind a judge's share ``judged`` of ``num_judged`` (effective)
     independent verdicts.
@@ -159,7 +147,7 @@ def corrected_share(
     if not yes[1] or not no[1]:
         return math.nan, math.nan, math.nan
     share = _rogan_gladen(judged, yes[0] / yes[1], no[0] / no[1])
-    z = NORMAL.inv_cdf(1 - alpha / 2)
+    z = NORMAL.inv_cdf(0.975)
     n, n_yes, n_no = num_judged + z * z, yes[1] + 2, no[1] + 2
     q = (num_judged * judged + z * z / 2) / n
     sensitivity, specificity = (yes[0] + 1) / n_yes, (no[0] + 1) / n_no

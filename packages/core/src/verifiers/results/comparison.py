@@ -113,7 +113,7 @@ class Difference:
 
     def sentence(self) -> str:
         """The verdict as a sentence; without a distinction it names how many examples would do."""
-        counted = _plural(self.num_examples, "example")
+        counted = _examples(self.num_examples)
         if self.verdict != UNDECIDED:
             return f"{self.verdict} (p {_p_text(self.p_adjusted)})"
         text = f"{UNDECIDED} with {counted}"
@@ -137,14 +137,12 @@ class Difference:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; unknown numbers are None."""
-        texts = {
-            "verdict": self.verdict,
-            "sentence": self.sentence(),
-            "interval": self.interval(),
-        }
+        content = dataclasses.asdict(self)
+        content["verdict"] = self.verdict
+        content |= {"sentence": self.sentence(), "interval": self.interval()}
         return {
             name: None if isinstance(v, float) and not math.isfinite(v) else v
-            for name, v in (dataclasses.asdict(self) | texts).items()
+            for name, v in content.items()
         }
 
 
@@ -171,11 +169,9 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values: ``runs``, ``differences``, ``refused``."""
+        names = ("name", "env_id", "model", "status")
         return {
-            "runs": [
-                {"name": r.name, "env_id": r.env_id, "model": r.model, "status": r.status}
-                for r in self.runs
-            ],
+            "runs": [{name: getattr(run, name) for name in names} for run in self.runs],
             "differences": [difference.to_dict() for difference in self.differences],
             "refused": [dataclasses.asdict(pair) for pair in self.refused],
             "settings": self.settings(),
@@ -189,26 +185,20 @@ class Comparison:
         return {n: v for n, v in values_by_name.items() if any(value != v[0] for value in v)}
 
     def __str__(self) -> str:
-        letters = {run.name: _letter(number) for number, run in enumerate(self.runs)}
-        lines = []
-        for run in self.runs:
+        letters, lines = {}, []
+        for number, run in enumerate(self.runs):
+            letters[run.name] = chr(ord("A") + number) if number < 26 else f"R{number + 1}"
             size = sum(map(len, run.values["reward"].values()))
             counts = f"{len(run.values['reward'])} examples, {size} rollouts"
-            lines.append(
-                f"{letters[run.name]}  {run.env_id or '?'} · {run.model or '?'} · {counts} ·"
-                f" {run.name}"
-            )
+            about = f"{run.env_id or '?'} · {run.model or '?'} · {counts} · {run.name}"
+            lines.append(f"{letters[run.name]}  {about}")
         for name, values in self.settings().items():
             texts = (str("not set" if v is None else v)[:MAX_SETTING_CHARS] for v in values)
             pairs = zip(letters.values(), texts, strict=True)
             lines.append(f"   {name}: {', '.join(f'{letter} {value}' for letter, value in pairs)}")
         for difference in self.differences:
-            lines += [
-                "",
-                *_difference_lines(
-                    difference, letters[difference.baseline], letters[difference.run]
-                ),
-            ]
+            a, b = letters[difference.baseline], letters[difference.run]
+            lines += ["", *_difference_lines(difference, a, b)]
         for pair in self.refused:
             lines += ["", f"{letters[pair.baseline]} and {letters[pair.run]}: {pair.sentence()}"]
         return "\n".join(lines)
@@ -217,31 +207,22 @@ class Comparison:
 
 
 def _difference_lines(difference: Difference, a: str, b: str) -> list[str]:
-    if difference.stderr == difference.stderr:
-        stderr = f" ± {difference.stderr:.3f} (standard error)"
-    else:
-        stderr = ""
+    is_known = not math.isnan(difference.stderr)
+    stderr = f" ± {difference.stderr:.3f} (standard error)" if is_known else ""
     interval = f", {interval}" if (interval := difference.interval()) else ""
+    counts = f"won {difference.won}, lost {difference.lost}, {difference.equal} equal"
+    p = f"p = {difference.p:.3g}, adjusted {difference.p_adjusted:.3g}"
     lines = [
         f"{b} − {a}  {difference.metric}: {difference.sentence()}",
         f"  means        {a} {difference.baseline_mean:.3f}, {b} {difference.run_mean:.3f}",
         f"  difference   {difference.difference:+.3f}{stderr}{interval}",
-        (
-            f"  examples     {difference.num_examples}: {b} won {difference.won}, lost {difference.lost},"
-            f" {difference.equal} equal"
-        ),
-        f"  test         {difference.test}, p = {difference.p:.3g}, adjusted {difference.p_adjusted:.3g}",
+        f"  examples     {difference.num_examples}: {b} {counts}",
+        f"  test         {difference.test}, {p}",
     ]
     if any(difference.unpaired):
-        lines.append(
-            f"  left out     {difference.unpaired[0]} examples only in {a}, {difference.unpaired[1]} only"
-            f" in {b}"
-        )
+        only_a, only_b = difference.unpaired
+        lines.append(f"  left out     {only_a} examples only in {a}, {only_b} only in {b}")
     return lines + [f"  note         {note}" for note in difference.notes]
-
-
-def _letter(number: int) -> str:
-    return chr(ord("A") + number) if number < 26 else f"R{number + 1}"
 
 
 def compare_runs(
@@ -277,17 +258,13 @@ def compare_runs(
             continue
         for metric in metrics:
             if metric in baseline.values and metric in run.values:
-                all_notes = (*notes, *(f"compared although {reason}" for reason in because))
+                although = (*notes, *(f"compared although {reason}" for reason in because))
                 differences.append(
-                    paired_difference(baseline, run, metric, detect=detect, notes=all_notes)
+                    paired_difference(baseline, run, metric, detect=detect, notes=although)
                 )
-    adjusted = holm([difference.p for difference in differences])
-    together = zip(differences, adjusted, strict=True)
-    return Comparison(
-        tuple(runs),
-        tuple(dataclasses.replace(d, p_adjusted=p) for d, p in together),
-        tuple(refused),
-    )
+    adjusted = zip(differences, holm([d.p for d in differences]), strict=True)
+    differences = [dataclasses.replace(d, p_adjusted=p) for d, p in adjusted]
+    return Comparison(tuple(runs), tuple(differences), tuple(refused))
 
 
 def _pairs(runs: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
@@ -304,18 +281,16 @@ def incomparable_because(
 ) -> tuple[list[str], list[str]]:
     """(reasons against a comparison, notes on a possible comparison)."""
     if baseline.env_id != run.env_id:
-        return [
-            f"they are of two environments, {baseline.env_id or '?'} and {run.env_id or '?'}"
-        ], []
+        names = f"{baseline.env_id or '?'} and {run.env_id or '?'}"
+        return [f"they are of two environments, {names}"], []
     because, notes = [], []
     task = _differing(baseline.config, run.config, TASK)
     if not _shared(baseline, run, metrics):
         why = f" ({', '.join(task)} differ)" if task else ""
         because.append(f"they have no example in common{why}")
     elif "env_args" in task:
-        because.append(
-            f"env_args differ: {baseline.config['env_args']} and {run.config['env_args']}"
-        )
+        arguments = f"{baseline.config['env_args']} and {run.config['env_args']}"
+        because.append(f"env_args differ: {arguments}")
     elif task:
         notes.append(f"{', '.join(task)} differ")
     if "reward" in metrics and (measure := _differing(baseline.config, run.config, MEASURE)):
@@ -345,19 +320,19 @@ def paired_difference(
 ) -> Difference:
     """The difference of a metric over the examples of both runs."""
     before, after = baseline.values[metric], run.values[metric]
+    shared = before.keys() & after.keys()
     pairs = [
-        (known_values(values), known_values(after[key]))
-        for key, values in before.items()
-        if key in after
+        (known_values(before[key]), known_values(after[key])) for key in before if key in shared
     ]
     unknown = sum(not a or not b for a, b in pairs)
     pairs = [(a, b) for a, b in pairs if a and b]
     differences = np.array([mean(b) - mean(a) for a, b in pairs])
     is_binary = all(len(a) == len(b) == 1 and {*a, *b} <= {0.0, 1.0} for a, b in pairs)
     is_balanced = all(len(a) == len(b) for a, b in pairs)
-    stderr, low, high = t_interval(
-        differences, least_stderr=0.0 if is_balanced else pooled_stderr(pairs)
-    )
+    least_stderr = 0.0 if is_balanced else pooled_stderr(pairs)
+    stderr, low, high = t_interval(differences, least_stderr)
+    sd = float(differences.std(ddof=1)) if len(pairs) > 1 else math.nan
+    left_out = [f"{_examples(unknown)} without a known value left out"] if unknown else []
     test, p = _tested(differences, stderr, is_binary, is_balanced)
     return Difference(
         env_id=run.env_id,
@@ -378,17 +353,11 @@ def paired_difference(
         won=int((differences > SAME).sum()),
         lost=int((differences < -SAME).sum()),
         equal=int((abs(differences) <= SAME).sum()),
-        unpaired=(len(before.keys() - after.keys()), len(after.keys() - before.keys())),
+        unpaired=(len(before) - len(shared), len(after) - len(shared)),
         largest=largest_difference(value for a, b in pairs for value in (*a, *b)),
         detect=detect,
-        examples_needed=(
-            examples_needed(float(differences.std(ddof=1)), detect) if len(pairs) > 1 else None
-        ),
-        notes=(
-            (*notes, f"{_plural(unknown, 'example')} without a known value left out")
-            if unknown
-            else tuple(notes)
-        ),
+        examples_needed=examples_needed(sd, detect),
+        notes=(*notes, *left_out),
     )
 
 
@@ -411,11 +380,9 @@ def pooled_stderr(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> f
     return math.sqrt(math.fsum(variances)) / len(pairs) if pairs else math.nan
 
 
-def t_interval(
-    values: np.ndarray, alpha: float = ALPHA, least_stderr: float = 0.0
-) -> tuple[float, float, float]:
-    """(standard error, low, high) of the mean of independent ``values`` [n]; NaN for fewer than
-    two.
+def t_interval(values: np.ndarray, least_stderr: float = 0.0) -> tuple[float, float, float]:
+    """(standard error, low, high) of the mean of independent ``values`` [n], with 95%; NaN for
+    fewer than two.
 
     A standard normal quantile in place of Student's would be too narrow for few values: with five
     it misses 12% of the true means instead of 5%.
@@ -425,7 +392,7 @@ def t_interval(
         return math.nan, math.nan, math.nan
     center = float(values.mean())
     stderr = max(float(values.std(ddof=1)) / math.sqrt(n), least_stderr)
-    half = t_quantile(1 - alpha / 2, n - 1) * stderr
+    half = t_quantile(1 - ALPHA / 2, n - 1) * stderr
     return stderr, center - half, center + half
 
 
@@ -434,14 +401,15 @@ def _tested(
 ) -> tuple[str, float]:
     """(name of the test, two-sided p) of the hypothesis that the differences [n] have mean 0."""
     changed = differences[abs(differences) > SAME]
+    signs = int((changed > 0).sum()), int((changed < 0).sum())
     if not len(differences):
         return "none", math.nan
     if is_binary:
-        return "McNemar, exact", sign_test(int((changed > 0).sum()), int((changed < 0).sum()))
+        return "McNemar, exact", sign_test(*signs)
     if len(changed) <= MAX_FLIPPED and (is_balanced or len(differences) == 1 or not len(changed)):
         return "sign flips, exact", sign_flip_test(changed)
     if not stderr:  # all differ by the same amount
-        return "sign test, exact", sign_test(int((changed > 0).sum()), int((changed < 0).sum()))
+        return "sign test, exact", sign_test(*signs)
     t = float(differences.mean()) / stderr
     return "t test", 2 * t_cdf(-abs(t), len(differences) - 1)
 
@@ -480,23 +448,21 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def examples_needed(
-    sd: float, difference: float, alpha: float = ALPHA, power: float = POWER
-) -> int | None:
+def examples_needed(sd: float, difference: float) -> int | None:
     """How many examples show a true mean ``difference`` of values with standard deviation ``sd``;
     None without spread.
 
-    The t test at level ``alpha`` then finds it with probability ``power``.
+    The t test at level ``ALPHA`` then finds it with probability ``POWER``.
 
     >>> examples_needed(0.2, 0.05)
     128
     """
     if not sd > 0:
         return None
-    z = NORMAL.inv_cdf(1 - alpha / 2) + NORMAL.inv_cdf(power)
+    z = NORMAL.inv_cdf(1 - ALPHA / 2) + NORMAL.inv_cdf(POWER)
     n = max(2, math.ceil((z * sd / abs(difference)) ** 2))
     while True:  # Student's quantiles depend on n; they fall with it, so that this ends
-        quantiles = t_quantile(1 - alpha / 2, n - 1) + t_quantile(power, n - 1)
+        quantiles = t_quantile(1 - ALPHA / 2, n - 1) + t_quantile(POWER, n - 1)
         if (quantiles * sd / abs(difference)) ** 2 <= n:
             return n
         n += 1
@@ -506,5 +472,5 @@ def _p_text(p: float) -> str:
     return f"= {p:.2g}" if p >= 1e-4 else "< 0.0001"
 
 
-def _plural(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+def _examples(count: int) -> str:
+    return f"{count:,} example{'' if count == 1 else 's'}"

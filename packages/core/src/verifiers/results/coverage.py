@@ -116,10 +116,8 @@ class Coverage:
     @classmethod
     def of_metrics(cls, numbers: Mapping[str, Any]) -> Coverage:
         """The counts of a line of ``metrics.jsonl``; failures of scoring are not among them."""
-        counts = {
-            name: numbers.get(IN_METRICS[name], 0)
-            for name in ("truncated", "unparsed", "without_calls", "calls_as_text")
-        }
+        names = ("truncated", "unparsed", "without_calls", "calls_as_text")
+        counts = {name: numbers.get(IN_METRICS[name], 0) for name in names}
         total = numbers.get(IN_METRICS["rollouts"], 0)
         return cls(rollouts=total, parsed=total, with_tools=total, **counts)
 
@@ -139,13 +137,10 @@ class Coverage:
 
     def counts(self) -> dict[str, int | None]:
         """The counts as a JSON object; None if nothing could be counted."""
-        counts: dict[str, int | None] = asdict(self)
-        if not self.parsed:
-            counts["unparsed"] = None
+        uncounted = [] if self.parsed else ["unparsed"]
         if not self.with_tools:
-            names = ("without_calls", "calls_as_text", "tool_calls", "tool_errors")
-            counts |= dict.fromkeys(names)
-        return counts
+            uncounted += ["without_calls", "calls_as_text", "tool_calls", "tool_errors"]
+        return asdict(self) | dict.fromkeys(uncounted)
 
     def warnings(self, max_tokens: object = None, parser: object = None) -> dict[str, str]:
         """Count -> a sentence with the fix, for each that concerns most rollouts. ``parser``: the
@@ -233,9 +228,7 @@ def coverage_lines(
     with_tools = counts.get("with_tools") or total
     if total and counts.get("without_calls") == with_tools:
         text = counts["calls_as_text"]
-        yield (
-            "tools",
-            "never called" + (f"; {text} of {with_tools} have calls as text" if text else ""),
-        )
+        as_text = f"; {text} of {with_tools} have calls as text" if text else ""
+        yield "tools", f"never called{as_text}"
     if (groups := counts.get("groups")) and counts.get("equal_groups") == groups:
         yield "groups", f"equal rewards in each of {groups}: there is nothing to learn from them"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,17 +55,13 @@ def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def average_rewards(outputs: Sequence[RolloutOutput], siblings: int | None) -> list[float]:
-    """Mean known reward of each rollout's group: one example, or ``siblings``
-    consecutive rollouts."""
-    keys = [
-        index // siblings if siblings else example_key(output)
-        for index, output in enumerate(outputs)
-    ]
+    """Mean known reward of each rollout's group: one example, or ``siblings`` in a row."""
+    keys = [n // siblings if siblings else example_key(output) for n, output in enumerate(outputs)]
     groups: dict[Any, list[float]] = {}
     for key, output in zip(keys, outputs, strict=True):
         groups.setdefault(key, []).append(output["reward"])
     averages = {key: mean(rewards) for key, rewards in groups.items()}
-    return [averages[key] if not math.isnan(averages[key]) else math.nan for key in keys]
+    return [averages[key] for key in keys]
 
 
 OTHER_FILES = frozenset(".json .txt .xlsx .tsv .feather .arrow .pkl .html .md .gz .zip".split())
@@ -200,12 +195,10 @@ def _write_batches(
             if not fits:
                 continue
             schema = pa.schema(
-                [
-                    pa.field(name, pa.string(), metadata=JSON_TEXT)
-                    if kind is None
-                    else pa.field(name, kind)
-                    for name, kind in types.items()
-                ]
+                pa.field(name, pa.string(), metadata=JSON_TEXT)
+                if kind is None
+                else pa.field(name, kind)
+                for name, kind in types.items()
             )
             writer = writer or parquet.ParquetWriter(str(file), schema)
             absent = [None] * len(next(iter(columns.values())))
@@ -229,13 +222,11 @@ def read_parquet(file: Path) -> Iterator[dict[str, Any]]:
 
     try:
         with parquet.ParquetFile(str(file)) as opened:
+            strings = [field for field in opened.schema_arrow if pa.types.is_string(field.type)]
             texts = {
                 field.name
-                for field in opened.schema_arrow
-                if pa.types.is_string(field.type)
-                and (
-                    field.name in STRUCTURED or JSON_TEXT.items() <= (field.metadata or {}).items()
-                )
+                for field in strings
+                if field.name in STRUCTURED or JSON_TEXT.items() <= (field.metadata or {}).items()
             }
             for batch in opened.iter_batches(BATCH_SIZE):
                 for row in batch.to_pylist():
@@ -272,11 +263,9 @@ def _of_type(kind: pa.DataType | None, values: list[Any], inferred: pa.Array | N
     their own type."""
     import pyarrow as pa
 
-    if inferred is not None and inferred.type == kind:
-        return inferred
-    return pa.array(
-        _texts(values) if kind is None else values, pa.string() if kind is None else kind
-    )
+    if kind is None:
+        return pa.array(_texts(values), pa.string())
+    return inferred if inferred is not None and inferred.type == kind else pa.array(values, kind)
 
 
 def _common_type(merged: pa.DataType | None, values: list[Any]) -> tuple[Any, Any]:
@@ -293,12 +282,8 @@ def _common_type(merged: pa.DataType | None, values: list[Any]) -> tuple[Any, An
         array = pa.array(values)
         if array.type == merged:
             return merged, array
-        fields = [pa.field("", kind) for kind in (merged, array.type)]
-        common = (
-            pa.unify_schemas([pa.schema([f]) for f in fields], promote_options="permissive")
-            .field(0)
-            .type
-        )
+        schemas = [pa.schema([pa.field("", kind)]) for kind in (merged, array.type)]
+        common = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except (pa.ArrowException, OverflowError):  # mixed types
         return None, None
     return (None, None) if _has_empty_struct(common) else (common, array)

@@ -61,26 +61,20 @@ def read_labels(folder: Path) -> dict[str, tuple[str, bool]]:
     try:
         with open_file(folder / LABELS_NAME) as file:
             for raw in lines_of(file, MAX_FILE_BYTES):
-                _note_label(labels, raw)
+                try:
+                    line = decode_json(raw)
+                    key, digest, label = line["rollout_key"], line["completion"], line[LABEL]
+                except (ValueError, KeyError, TypeError):  # unfinished, or another program's line
+                    continue
+                if label is None and isinstance(key, str):
+                    labels.pop(key, None)
+                elif isinstance(label, bool) and isinstance(key, str):
+                    labels[key] = str(digest), label
     except FileNotFoundError:
         pass
     except (OSError, TooLong) as error:
         raise ConfigError(f"the labels of the run cannot be read: {error}") from error
     return labels
-
-
-def _note_label(labels: dict[str, tuple[str, bool]], raw: bytes) -> None:
-    try:
-        line = decode_json(raw)
-        key, digest, label = line["rollout_key"], line["completion"], line[LABEL]
-    except (ValueError, KeyError, TypeError):  # an unfinished write, or another program's line
-        return
-    if not isinstance(key, str):
-        return
-    if label is None:
-        labels.pop(key, None)
-    elif isinstance(label, bool):
-        labels[key] = str(digest), label
 
 
 def completion_hash(completion: object) -> str:

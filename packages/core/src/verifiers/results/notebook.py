@@ -23,11 +23,8 @@ _BAR_WIDTH, _HEIGHT = 24, 64
 def results_html(facts: Mapping[str, Any], outputs: Sequence[Mapping[str, Any]]) -> str:
     """The table, the histogram and two transcripts of results, as one ``<div>``; ``facts`` are
     their ``summary()``."""
-    rewards = [
-        (output["reward"], index)
-        for index, output in enumerate(outputs)
-        if not math.isnan(output["reward"])
-    ]
+    pairs = ((output["reward"], index) for index, output in enumerate(outputs))
+    rewards = [pair for pair in pairs if not math.isnan(pair[0])]
     parts = [_table(facts, len(outputs)), _histogram([reward for reward, _ in rewards])]
     if rewards:
         worst, best = min(rewards), max(rewards, key=lambda pair: (pair[0], -pair[1]))
@@ -38,20 +35,13 @@ def results_html(facts: Mapping[str, Any], outputs: Sequence[Mapping[str, Any]])
 
 
 def _table(facts: Mapping[str, Any], num_rollouts: int) -> str:
-    reward, stderr = facts["avg_reward"], facts["reward_stderr"]
+    reward, stderr = _number(facts["avg_reward"]), _number(facts["reward_stderr"])
     rows: dict[str, Any] = {
         "environment": facts["env_id"],
         "model": facts["model"],
         "rollouts": f"{num_rollouts} ({facts['num_examples']} examples)",
-        "reward": (
-            None
-            if reward is None
-            else _number(reward) + ("" if stderr is None else f" ± {_number(stderr)}")
-        ),
-        **{
-            name: None if value is None else _number(value)
-            for name, value in (facts["avg_metrics"] or {}).items()
-        },
+        "reward": f"{reward} ± {stderr}" if reward and stderr else reward,
+        **{name: _number(value) for name, value in (facts["avg_metrics"] or {}).items()},
         "errors": cause_text(facts["error_causes"]),
         "unscored": ", ".join(f"{count} × {cause}" for cause, count in facts["unscored"].items()),
         "saved in": facts["path"],
@@ -103,5 +93,5 @@ def _transcript(title: str, output: Mapping[str, Any]) -> str:
     )
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}"
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"

@@ -41,6 +41,12 @@ class Spread:
         between = float(np.var([group.mean() for group in groups], ddof=1)) - noise
         return cls(math.sqrt(max(0.0, between)), math.sqrt(within))
 
+    def of_differences(self, siblings: int) -> tuple[float, float]:
+        """Standard deviation of a difference within an example of two runs: when both find the same
+        examples hard, and when not."""
+        chance = 2 * self.within**2 / siblings
+        return math.sqrt(chance), math.sqrt(chance + 2 * self.between**2)
+
 
 ASSUMED = Spread(math.sqrt(0.125), math.sqrt(0.125))
 """Without an earlier run: a reward of 0 or 1, each half of the time, as much by example as by
@@ -66,24 +72,16 @@ def sizes(spread: Spread, difference: float, siblings: Sequence[int] = SIBLINGS)
     >>> sizes(Spread(0.3, 0.4), 0.05, [1, 4])
     [Size(siblings=1, at_least=1007, at_most=1572), Size(siblings=4, at_least=254, at_most=819)]
     """
-    sizes_listed = []
-    for count in siblings:
-        chance = 2 * spread.within**2 / count
-        ends = [
-            examples_needed(math.sqrt(v), difference) or 2
-            for v in (chance, chance + 2 * spread.between**2)
-        ]
-        sizes_listed.append(Size(count, *ends))
-    return sizes_listed
+    return [
+        Size(count, *(examples_needed(sd, difference) or 2 for sd in spread.of_differences(count)))
+        for count in siblings
+    ]
 
 
 def detectable(spread: Spread, num_examples: int, siblings: int) -> tuple[float, float]:
     """The smallest differences that ``num_examples`` show, as ``sizes``: when the examples pair
     well, and when not."""
-    chance = 2 * spread.within**2 / siblings
-    low, high = (
-        _smallest(math.sqrt(v), num_examples) for v in (chance, chance + 2 * spread.between**2)
-    )
+    low, high = (_smallest(sd, num_examples) for sd in spread.of_differences(siblings))
     return low, high
 
 
@@ -93,7 +91,6 @@ def _smallest(sd: float, num_examples: int) -> float:
     low, high = 0.0, 8 * sd
     for _ in range(40):  # examples_needed falls as the difference grows
         middle = (low + high) / 2
-        low, high = (
-            (low, middle) if (examples_needed(sd, middle) or 0) <= num_examples else (middle, high)
-        )
+        is_enough = (examples_needed(sd, middle) or 0) <= num_examples
+        low, high = (low, middle) if is_enough else (middle, high)
     return high

@@ -78,15 +78,13 @@ class ProcessedOutputs(AttributeDict):
             [math.nan] * len(ids) if values is None else values
             for values, ids in zip(self["completion_logprobs"], completions, strict=True)
         ]
+        prompt_ones = [[1] * len(ids) for ids in prompts]
+        completion_ones = [[1] * len(ids) for ids in completions]
         arrays = {
             "prompt_ids": _padded(prompts, pad_token_id, np.int64, at_left=True),
-            "prompt_attention_mask": _padded(
-                [[1] * len(ids) for ids in prompts], 0, np.int64, at_left=True
-            ),
+            "prompt_attention_mask": _padded(prompt_ones, 0, np.int64, at_left=True),
             "completion_ids": _padded(completions, pad_token_id, np.int64),
-            "completion_attention_mask": _padded(
-                [[1] * len(ids) for ids in completions], 0, np.int64
-            ),
+            "completion_attention_mask": _padded(completion_ones, 0, np.int64),
             "completion_mask": _padded(self["completion_mask"], 0, np.int64),
             "completion_logprobs": _padded(logprobs, math.nan, np.float32),
             "rewards": np.asarray(self["rewards"], np.float32),
@@ -153,13 +151,9 @@ def process_env_results(
             mask = branch.sampled[start:end] if mask_env_responses else np.ones(end - start, bool)
             if unknown or (truncated and mask_truncated_completions):
                 mask = np.zeros_like(mask)
-            value = (
-                math.nan
-                if unknown
-                else 0.0
-                if truncated and zero_truncated_completions
-                else float(reward)
-            )
+            value = math.nan if unknown else float(reward)
+            if truncated and zero_truncated_completions and not unknown:
+                value = 0.0
             logprobs = branch.sampler_logprobs
             values = (
                 branch.token_ids[:start].tolist(),

@@ -27,22 +27,19 @@ def text_turns(
     empty turn.
     """
     if isinstance(prompt, str) and isinstance(completion, str):
-        return [
-            _turn(tokenizer.encode(prompt), tokenizer.encode(completion, add_special_tokens=False))
-        ]
-    before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    messages = (
-        [{"role": "assistant", "content": completion}]
-        if isinstance(completion, str)
-        else list(completion)
-    )
+        completion_ids = tokenizer.encode(completion, add_special_tokens=False)
+        return [_turn(tokenizer.encode(prompt), completion_ids)]
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if isinstance(completion, str):
+        completion = [{"role": "assistant", "content": completion}]
+    before, messages = list(prompt), list(completion)
     turns = []
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
             prompt_ids = _rendered(tokenizer, [*before, *messages[:index]], tools, generation=True)
-            full_ids = _rendered(
-                tokenizer, [*before, *messages[: index + 1]], tools, generation=False
-            )
+            so_far = [*before, *messages[: index + 1]]
+            full_ids = _rendered(tokenizer, so_far, tools, generation=False)
             if full_ids[: len(prompt_ids)] == prompt_ids:
                 completion_ids = full_ids[len(prompt_ids) :]
             else:  # the template rewrites earlier messages: encode the message's text alone

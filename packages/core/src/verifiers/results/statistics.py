@@ -18,9 +18,9 @@ NAN = math.nan
 def known_values(values: Iterable[float]) -> list[float]:
     """The values that are not NaN."""
     numbers = list(values)
-    return (
-        [number for number in numbers if number == number] if math.isnan(sum(numbers)) else numbers
-    )
+    if not math.isnan(sum(numbers)):
+        return numbers
+    return [number for number in numbers if number == number]
 
 
 def mean(values: Iterable[float]) -> float:
@@ -232,21 +232,13 @@ def share_interval(values: Sequence[float] | Counter[float]) -> tuple[float, flo
     variance = math.fsum((value - p) ** 2 for value in counts.elements()) / max(1, size - 1) / size
     spread = p * (1 - p)
     effective = spread / variance if variance > 0 and spread > 0 else size
-    freedom = max(1, size - 1)
-    student = (
-        Z95
-        + (Z95**3 + Z95) / (4 * freedom)
-        + (5 * Z95**5 + 16 * Z95**3 + 3 * Z95) / (96 * freedom**2)
-    )
+    z, freedom = Z95, max(1, size - 1)
+    student = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
     # a few examples may have far too small a value
     effective = max(1.0, min(effective, 4 * size)) * (Z95 / student) ** 2
-    z = Z95
     center = (p + z * z / (2 * effective)) / (1 + z * z / effective)
-    half = (
-        z
-        / (1 + z * z / effective)
-        * math.sqrt(spread / effective + z * z / (4 * effective * effective))
-    )
+    stderr = math.sqrt(spread / effective + z * z / (4 * effective * effective))
+    half = z / (1 + z * z / effective) * stderr
     return max(0.0, center - half), min(1.0, center + half)
 
 

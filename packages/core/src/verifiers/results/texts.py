@@ -12,13 +12,7 @@ from verifiers.types import StopReason
 
 MAX_CAUSES = 5
 PARTS_IN_CODE = (
-    "rubric",
-    "parser",
-    "environment",
-    "code",
-    "reward_functions",
-    "reward_weights",
-    "group_weights",
+    "rubric parser environment code reward_functions reward_weights group_weights".split()
 )
 """Parts of a run's configuration that its code sets, not its user."""
 SINGLE_TURN = "its only turn"
@@ -33,15 +27,11 @@ def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """
     yield "reward", _mean(facts["avg_reward"], facts["reward_stderr"])
     if facts["avg_success"] is not None:
-        yield (
-            "success",
-            f"{_mean(facts['avg_success'], facts['success_stderr'])}; {_meaning_of_success(facts)}",
-        )
+        rate = _mean(facts["avg_success"], facts["success_stderr"])
+        yield "success", f"{rate}; {_meaning_of_success(facts)}"
     elif facts["avg_reward"] is not None:
-        yield (
-            "success",
-            "not known: the reward is graded, and the rubric names no success metric (success=…)",
-        )
+        why = "the reward is graded, and the rubric names no success metric (success=…)"
+        yield "success", f"not known: {why}"
     if facts["pass_at_k"]:
         yield "pass@k", _by_k(facts["pass_at_k"], facts["pass_at_k_interval"])
         yield "pass^k", _by_k(facts["pass_all_k"])
@@ -144,17 +134,15 @@ def dollars(cost: float, num_rollouts: int) -> str:
     def rounded(amount: float) -> str:
         return f"${amount:.2f}" if amount >= 0.1 or not amount else f"${amount:.2g}"
 
-    if num_rollouts:
-        return f"{rounded(cost)} ({rounded(cost / num_rollouts)} per rollout)"
-    return rounded(cost)
+    per_rollout = f" ({rounded(cost / num_rollouts)} per rollout)" if num_rollouts else ""
+    return f"{rounded(cost)}{per_rollout}"
 
 
 def _spent(spent: Mapping[str, Any]) -> str:
     """What the run has spent over all sessions, and its limits."""
     limits = [f"${spent['max_cost_usd']:g}"] if spent["max_cost_usd"] is not None else []
-    limits += (
-        [f"{spent['max_total_tokens']:,} tokens"] if spent["max_total_tokens"] is not None else []
-    )
+    if spent["max_total_tokens"] is not None:
+        limits.append(f"{spent['max_total_tokens']:,} tokens")
     of = f" of at most {' and '.join(limits)}" if limits else ""
     lost = f", {spent['lost']} of them lost and counted in full" if spent["lost"] else ""
     usd = f"${spent['usd']:.4f} and " if spent["max_cost_usd"] is not None or spent["usd"] else ""
@@ -169,9 +157,8 @@ def _time(facts: Mapping[str, Any]) -> str:
     tokens = rates["output_tokens_per_s"]
     sampled = f", {tokens:,.0f} tokens/s" if tokens is not None else ""
     rate = rates["rollouts_per_s"]
-    if rate >= 10:
-        return f"{spent} ({rate:,.0f} rollouts/s{sampled})"
-    return f"{spent} ({rate:.2g} rollouts/s{sampled})"
+    per_s = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+    return f"{spent} ({per_s} rollouts/s{sampled})"
 
 
 def latency_text(milliseconds: float) -> str:
@@ -214,7 +201,6 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif isinstance(value, bool | int | float):
             values_by_path[path] = value
         elif value not in (None, "", []):
-            values_by_path[path] = (
-                value if isinstance(value, str) else json.dumps(value, default=str)
-            )
+            is_text = isinstance(value, str)
+            values_by_path[path] = value if is_text else json.dumps(value, default=str)
     return values_by_path

@@ -70,27 +70,24 @@ def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
             return _json({"error": str(error)}, 500)
 
     async def label(request: Request) -> Response:
-        if (
-            not request.headers.get("content-length", "").isdigit()
-            or int(request.headers["content-length"]) > MAX_BODY
-        ):
+        length = request.headers.get("content-length", "")
+        if not length.isdigit() or int(length) > MAX_BODY:
             return _json({"error": "a label is a short JSON object"}, 413)
         body = await request.body()
         return await asyncio.to_thread(answered, lambda: library.label(*_label(body)))
 
-    return Starlette(
-        routes=[
-            Route(WRITES, label, methods=["POST"]),
-            Route("/api/{question}", api),
-            Route("/", static),
-            Route("/static/{name}", static),
-        ],
-        middleware=[
-            Middleware(
-                Guard, hosts=allowed_hosts(host), any_address=not is_loopback(host), token=token
-            )
-        ],
-    )
+    routes = [
+        Route(WRITES, label, methods=["POST"]),
+        Route("/api/{question}", api),
+        Route("/", static),
+        Route("/static/{name}", static),
+    ]
+    rules: dict[str, Any] = {
+        "hosts": allowed_hosts(host),
+        "any_address": not is_loopback(host),
+        "token": token,
+    }
+    return Starlette(routes=routes, middleware=[Middleware(Guard, **rules)])
 
 
 def static_files() -> dict[str, bytes]:
@@ -134,11 +131,7 @@ def _label(body: bytes) -> tuple[str, int, bool | None]:
     if not isinstance(content, dict) or content.keys() != {"run", "row", "label"}:
         raise ValueError("give run, row and label")
     run, row, label = content["run"], content["row"], content["label"]
-    if (
-        not isinstance(run, str)
-        or type(row) is not int
-        or not (label is None or isinstance(label, bool))
-    ):
+    if not isinstance(run, str) or type(row) is not int or not isinstance(label, bool | None):
         raise ValueError("run is a text, row a number, and label true, false or null")
     return run, row, label
 

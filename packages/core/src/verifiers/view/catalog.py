@@ -63,11 +63,8 @@ class Source:
             names = os.listdir(self.folder / COMPLETIONS_NAME)
         except OSError:
             return []
-        steps = [
-            -int(match[2]) if match[1] == "dropped" else int(match[2])
-            for match in map(_STEP.fullmatch, names)
-            if match
-        ]
+        matches = filter(None, map(_STEP.fullmatch, names))
+        steps = [-int(m[2]) if m[1] == "dropped" else int(m[2]) for m in matches]
         return sorted(steps, key=lambda step: (abs(step), step))
 
 
@@ -121,9 +118,8 @@ class Catalog:
         """Begin to search the folders, in a thread, if that is due, or ``is_wanted`` and
         affordable."""
         with self._changed:
-            if not self._is_searching and time.monotonic() >= (
-                self._affordable if is_wanted else self._due
-            ):
+            due = self._affordable if is_wanted else self._due
+            if not self._is_searching and time.monotonic() >= due:
                 self._is_searching = True
                 threading.Thread(target=self._search, name="vf-view-search", daemon=True).start()
 
@@ -164,9 +160,8 @@ class Catalog:
             raise LookupError(f"{run_id!r} is an evaluation, which has no steps")
         file = source.file(step)
         if file.is_symlink() or not file.is_file() or not self._is_inside(file):
-            raise LookupError(
-                f"{run_id!r} has no saved rollouts" + ("" if step is None else f" of step {step}")
-            )
+            of_step = "" if step is None else f" of step {step}"
+            raise LookupError(f"{run_id!r} has no saved rollouts{of_step}")
         return file
 
     def _is_inside(self, path: Path) -> bool:
@@ -198,19 +193,14 @@ class Catalog:
     def _has(self, number: int, run_id: str) -> bool:
         """Whether a run of folder ``number`` has this id."""
         root, label = self._roots[number], self._labels[number]
-        possible = [
-            run_id,
-            run_id.removeprefix(f"{label}/"),
-            *([""] if run_id in (label, f"{label}/{label}") else []),
-        ]
-        return any(
-            self._is_run(f"{root}/{each}") and self._id(number, each) == run_id for each in possible
-        )
+        possible = [run_id, run_id.removeprefix(f"{label}/")]
+        if run_id in (label, f"{label}/{label}"):
+            possible.append("")
+        return any(self._is_run(f"{root}/{p}") and self._id(number, p) == run_id for p in possible)
 
     def _is_run(self, folder: str) -> bool:
-        return self._is_folder(os.path.dirname(folder)) and any(
-            os.path.isfile(f"{folder}/{name}") for name in (RESULTS_NAME, METRICS_NAME)
-        )
+        files = (f"{folder}/{name}" for name in (RESULTS_NAME, METRICS_NAME))
+        return self._is_folder(os.path.dirname(folder)) and any(map(os.path.isfile, files))
 
 
 def default_folders() -> list[Path]:

@@ -55,22 +55,18 @@ class Curves:
     @property
     def step(self) -> int:
         """The newest step."""
-        return max(
-            (line["step"] for line in self.lines if isinstance(line.get("step"), int)), default=0
-        )
+        steps = (line["step"] for line in self.lines if isinstance(line.get("step"), int))
+        return max(steps, default=0)
 
     @property
-    def started(self) -> float | None:
-        """Time of the first line, in seconds since the epoch."""
-        return next(
-            (line["time"] for line in self.lines if isinstance(line.get("time"), int | float)), None
-        )
+    def times(self) -> list[float]:
+        """When each line was written, in seconds since the epoch."""
+        return [line["time"] for line in self.lines if isinstance(line.get("time"), int | float)]
 
     @property
     def seconds(self) -> float | None:
         """Seconds from the first line to the last."""
-        times = [line["time"] for line in self.lines if isinstance(line.get("time"), int | float)]
-        return times[-1] - times[0] if times else None
+        return times[-1] - times[0] if (times := self.times) else None
 
     def seconds_per_step(self) -> float | None:
         """Mean seconds per step; None before the second step."""
@@ -97,7 +93,5 @@ class Curves:
         """At most ``num_points`` values: means over equal intervals of steps."""
         values = [value for _, value in self.points(name)]
         size = max(1, math.ceil(len(values) / num_points))
-        return [
-            math.fsum(part) / len(part)
-            for part in (values[i : i + size] for i in range(0, len(values), size))
-        ]
+        parts = (values[start : start + size] for start in range(0, len(values), size))
+        return [math.fsum(part) / len(part) for part in parts]

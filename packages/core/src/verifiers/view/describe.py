@@ -64,12 +64,8 @@ def version(source: Source) -> str:
 
 def describe(source: Source) -> dict[str, Any]:
     """The entry of a run in the list. Unknown numbers are None."""
-    common = {
-        "id": source.id,
-        "kind": source.kind,
-        "name": source.folder.name,
-        "path": str(source.folder),
-    }
+    names = {"id": source.id, "kind": source.kind, "name": source.folder.name}
+    common = names | {"path": str(source.folder)}
     try:
         return common | (_training(source) if source.kind == TRAINING else _evaluation(source))
     except (OSError, *DAMAGE) as error:
@@ -97,7 +93,8 @@ def _damaged(source: Source, error: Exception) -> dict[str, Any]:
 
 
 def settings(source: Source) -> dict[str, Any]:
-    """The stored ``config`` and ``metadata``, and the weights of the reward functions. *Raises*
+    """The stored ``config`` and ``metadata``, the weights of the reward functions, and
+    ``certificate``, the content of an installed environment's, in words ``audit``. *Raises*
     ConfigError for damaged files."""
     try:
         return _settings(source)
@@ -115,30 +112,22 @@ def _settings(source: Source) -> dict[str, Any]:
     facts = training.get("settings") or {}
     metadata = read_metadata(source.folder) or {}
     names, weights = config.get("reward_functions") or [], config.get("reward_weights") or []
+    env_id = config.get("env_id") or training.get("env_id") or metadata.get("env_id")
+    try:
+        certificate = read_certificate(str(env_id)) if env_id else None
+    except UsageError:  # it is not installed here
+        certificate = None
+    content = None
+    if certificate is not None:
+        content = {**certificate.content, "is_fresh": certificate.is_fresh}
     return {
         "config": config,
         "flat": flat_settings(config | facts),
         "noted": stored.get("noted") or {},
         "metadata": metadata,
         "weights": dict(zip(names, weights, strict=False)),
-        **_audit(
-            str(config.get("env_id") or training.get("env_id") or metadata.get("env_id") or "")
-        ),
-    }
-
-
-def _audit(env_id: str) -> dict[str, Any]:
-    """``audit``: the certificate of an installed environment in words, and ``certificate``, its
-    content; else None."""
-    try:
-        certificate = read_certificate(env_id) if env_id else None
-    except UsageError:  # it is not installed here
-        certificate = None
-    if certificate is None:
-        return {"audit": None, "certificate": None}
-    return {
-        "audit": str(certificate),
-        "certificate": {**certificate.content, "is_fresh": certificate.is_fresh},
+        "audit": None if certificate is None else str(certificate),
+        "certificate": content,
     }
 
 
@@ -151,20 +140,15 @@ def _evaluation(source: Source) -> dict[str, Any]:
     metadata = read_metadata(source.folder) or {}
     config = _config(source.folder).get("config") or {}
     stat = os.stat(f"{source.folder}/{RESULTS_NAME}")
-    examples, siblings = metadata.get("num_examples"), metadata.get("rollouts_per_example")
+    sizes = [metadata.get(name) for name in ("num_examples", "rollouts_per_example")]
+    name_of_folder = source.folder.parent.name.partition("--")[0]
     return {
-        "env": (
-            metadata.get("env_id")
-            or config.get("env_id")
-            or source.folder.parent.name.partition("--")[0]
-        ),
+        "env": metadata.get("env_id") or config.get("env_id") or name_of_folder,
         "model": metadata.get("model") or config.get("model") or "",
         "reward": _number_or_none(metadata.get("avg_reward")),
         "stderr": _number_or_none(metadata.get("reward_stderr")),
         "rollouts": metadata.get("num_rollouts"),
-        "planned": (
-            examples * siblings if isinstance(examples, int) and isinstance(siblings, int) else None
-        ),
+        "planned": math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None,
         "coverage": list(coverage_lines(metadata.get("coverage"), max_tokens_of(metadata))),
         "errors": metadata.get("num_errors"),
         "unscored": metadata.get("num_unscored"),
@@ -191,13 +175,11 @@ def _listed(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str,
     parts |= {name: metadata.get(name) for name in ("num_examples", "rollouts_per_example")}
     defaults = (metadata.get("local_model") or {}).get("sampling") or {}
     parts["sampling_args"] = {**defaults, **(parts["sampling_args"] or {})}
-    cut = {
-        name: v[:MAX_SETTING_CHARS] if isinstance(v, str) else v for name, v in flat(parts).items()
-    }
-    return {
-        name.replace("sampling_args.", "sampling.").replace("extra_body.", ""): v
-        for name, v in cut.items()
-    }
+    listed = {}
+    for name, value in flat(parts).items():
+        short = name.replace("sampling_args.", "sampling.").replace("extra_body.", "")
+        listed[short] = value[:MAX_SETTING_CHARS] if isinstance(value, str) else value
+    return listed
 
 
 def _tokens(metadata: Mapping[str, Any]) -> float | None:
@@ -210,10 +192,8 @@ def _tokens(metadata: Mapping[str, Any]) -> float | None:
 
 
 def _status(source: Source, metadata: Mapping[str, Any]) -> str:
-    status = str(
-        metadata.get("status")
-        or ("running" if (source.folder / CONFIG_NAME).is_file() else "complete")
-    )
+    is_begun = (source.folder / CONFIG_NAME).is_file()
+    status = str(metadata.get("status") or ("running" if is_begun else "complete"))
     if status == "running" and not _is_written(source, None):
         return "interrupted"
     return STATUSES.get(status, status)
@@ -254,7 +234,7 @@ def _training(source: Source) -> dict[str, Any]:
         "curve": curves.thumbnail("reward/mean", 40),
         "status": status,
         "ended": facts["ended"] if status == "failed" else None,
-        "date": _iso(curves.started or stat.st_mtime),
+        "date": _iso(next(iter(curves.times), None) or stat.st_mtime),
         "changed": stat.st_mtime,
         "seconds": curves.seconds,
         "size": sum(entry.stat().st_size for entry in _entries(source.folder)),
@@ -265,14 +245,11 @@ def _training_facts(folder: Path) -> dict[str, Any]:
     """``env_id``, ``model``, ``max_steps`` and ``settings`` from the newest file of a training run
     that has them, and why it ``ended`` if with an error."""
     summary = _json(folder / "summary.json")
-    checkpoints = sorted(
-        folder.glob("checkpoint-*/rl_state.json"), key=lambda path: path.stat().st_mtime
-    )
-    saved = started = _json(folder / "settings.json")
-    state: dict[str, Any] = {}
-    if checkpoints:
-        saved = _json(checkpoints[-1])
-        state = _json(checkpoints[-1].parent / "trainer_state.json")
+    checkpoints = folder.glob("checkpoint-*/rl_state.json")
+    newest = max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
+    started = _json(folder / "settings.json")
+    saved = started if newest is None else _json(newest)
+    state = {} if newest is None else _json(newest.parent / "trainer_state.json")
     configuration = saved.get("configuration") or {}
     return {
         "env_id": summary.get("environment") or configuration.get("env_id"),

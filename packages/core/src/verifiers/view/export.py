@@ -94,18 +94,14 @@ def joined(modules: Mapping[str, str]) -> str:
 
 
 def _page(page: str) -> str:
-    policy = POLICY.replace("connect-src 'self'", "connect-src 'none'").replace(
-        "; frame-ancestors 'none'", ""
-    )
-    head = (
-        f'<meta name="generator" content="{MARKER}">\n<meta http-equiv="Content-Security-Policy"'
-        f' content="{policy}">'
-    )
-    page = page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{head}')
+    policy = POLICY.replace("connect-src 'self'", "connect-src 'none'")
+    policy = policy.replace("; frame-ancestors 'none'", "")
+    charset, script = '<meta charset="utf-8">', '<script type="module" src="/static/app.js">'
+    marker = f'<meta name="generator" content="{MARKER}">'
+    rules = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    page = page.replace(charset, f"{charset}\n{marker}\n{rules}")
     page = page.replace("/static/style.css", "style.css")
-    return page.replace(
-        '<script type="module" src="/static/app.js">', '<script defer src="page.js">'
-    )
+    return page.replace(script, '<script defer src="page.js">')
 
 
 def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -113,10 +109,8 @@ def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
     the list."""
     runs = library.runs()
     runs["runs"].sort(key=lambda run: str(run["id"]))
-    yield (
-        "runs",
-        {**runs, "folders": [], "runs": [_without_path(run) for run in runs["runs"]], "copy": True},
-    )
+    public = [_without_path(run) for run in runs["runs"]]
+    yield "runs", {**runs, "folders": [], "runs": public, "copy": True}
     yield from _comparisons(library, runs["runs"])
     for index, described in enumerate(runs["runs"]):
         run = library.run(described["id"])
@@ -164,10 +158,8 @@ def _rows(
     total = columns["total"]
     for first in range(0, total, PREVIEWS_PER_FILE):
         numbers = range(first, min(first + PREVIEWS_PER_FILE, total))
-        yield (
-            f"{folder}/previews-{first // PREVIEWS_PER_FILE}",
-            library.previews(run_id, numbers, step),
-        )
+        previews = library.previews(run_id, numbers, step)
+        yield f"{folder}/previews-{first // PREVIEWS_PER_FILE}", previews
     for first in range(0, total, ROWS_PER_FILE):
         numbers = range(first, min(first + ROWS_PER_FILE, total))
         yield f"{folder}/rollouts-{first // ROWS_PER_FILE}", library.rollouts(run_id, numbers, step)
@@ -175,11 +167,10 @@ def _rows(
 
 def _without_path(run: Mapping[str, Any]) -> dict[str, Any]:
     """The run without local paths, because a copy may be published."""
-    public = {key: value for key, value in run.items() if key != "path"}
+    public = dict(run)
+    public.pop("path", None)
     if isinstance(metadata := public.get("metadata"), dict):
-        public["metadata"] = {
-            key: value for key, value in metadata.items() if key != "path_to_save"
-        }
+        public["metadata"] = {k: value for k, value in metadata.items() if k != "path_to_save"}
     return public
 
 

@@ -100,8 +100,12 @@ class Library:
         columns: dict[str, Any] = {
             n: list(index.columns[n][first:total]) for n in ("example", "key")
         }
-        columns |= {name: _short(index.columns[name][first:total]) for name in NUMBERS}
-        columns |= {name: _coded(index.columns[name], first, total) for name in NAMES}
+        for name in NUMBERS:  # whole numbers without a fraction, as counts are written
+            values = index.columns[name][first:total]
+            columns[name] = [int(value) if value.is_integer() else value for value in values]
+        for name in NAMES:  # the distinct names, and the index of each row's; -1 for none
+            column: NameColumn = index.columns[name]
+            columns[name] = {"names": list(column.names), "codes": column.codes[first:total]}
         return {
             "generation": index.generation,
             "first": first,
@@ -128,18 +132,13 @@ class Library:
         facts = {name: described.get(name) for name in ("success_metric", "pass_threshold")}
         rows = np.delete(np.arange(len(index)), index.replaced)
         summary = StoredOutputs(index, rows, facts).summary()
-        counts = {
-            name: known_values(Selection(index.columns[name], rows))
-            for name in ("input_tokens", "output_tokens")
-        }
-        summary["usage"] = {
-            name: round(math.fsum(values)) for name, values in counts.items() if any(values)
-        }
-        if step is None:
-            of_all = {"cost_usd": described["cost"], "seconds": described["seconds"]}
-        else:
-            of_all = {"seconds": None}
-        return {**summary, **of_all}
+        summary["usage"] = {}
+        for name in ("input_tokens", "output_tokens"):
+            values = known_values(Selection(index.columns[name], rows))
+            if any(values):
+                summary["usage"][name] = round(math.fsum(values))
+        summary["seconds"] = described["seconds"] if step is None else None
+        return summary if step is not None else summary | {"cost_usd": described["cost"]}
 
     def previews(
         self, run_id: str, numbers: Sequence[int], step: int | None = None
@@ -160,11 +159,8 @@ class Library:
         """Complete rollouts, by row number."""
         weights = describe.settings(self.catalog.get(run_id))["weights"]
         rows = zip(numbers, self._read_index(run_id, step).rows(numbers), strict=True)
-        return {
-            "rollouts": {
-                str(n): {"row": n} | rollout.page(row, weights, self._pieces) for n, row in rows
-            }
-        }
+        pages = {n: {"row": n} | rollout.page(row, weights, self._pieces) for n, row in rows}
+        return {"rollouts": {str(number): page for number, page in pages.items()}}
 
     def search(
         self,
@@ -221,16 +217,11 @@ class Library:
 
         Raises ``ValueError`` for fewer than two runs.
         """
-        indexes = []
-        for run_id in run_ids:
-            index = self._index(run_id, None)
+        indexes = {run_id: self._index(run_id, None) for run_id in run_ids}
+        for index in indexes.values():
             index.read()
-            indexes.append(index)
-        by_hash = all(key is not None for index in indexes for key in index.columns["key"])
-        runs = [
-            self._measured(run_id, index, by_hash)
-            for run_id, index in zip(run_ids, indexes, strict=True)
-        ]
+        by_hash = all(key is not None for i in indexes.values() for key in i.columns["key"])
+        runs = [self._measured(run_id, indexes[run_id], by_hash) for run_id in run_ids]
         return compare_runs(runs).to_dict()
 
     def labels(self, run_id: str) -> dict[str, Any]:
@@ -249,9 +240,8 @@ class Library:
         with contextlib.suppress(ConfigError):  # no labelled rollout has a reward
             examples = [index.columns["key"][row] or index.columns["example"][row] for row in rows]
             rewards = [index.columns["reward"][row] for row in rows]
-            measured = agreement(
-                rewards, [labels_by_row.get(row) for row in rows], examples, column=LABEL
-            ).to_dict()
+            labels = [labels_by_row.get(row) for row in rows]
+            measured = agreement(rewards, labels, examples, column=LABEL).to_dict()
         return {
             "labels": {str(row): label for row, label in labels_by_row.items()},
             "agreement": measured,
@@ -270,17 +260,17 @@ class Library:
         source = self.catalog.get(run_id)
         described, replaced = self.listing.entry(source), set(index.replaced)
         values: dict[Any, list[float]] = {}
-        for row, (key, reward) in enumerate(
-            zip(
-                index.columns["key" if by_hash else "example"], index.columns["reward"], strict=True
-            )
-        ):
+        keys = index.columns["key" if by_hash else "example"]
+        for row, pair in enumerate(zip(keys, index.columns["reward"], strict=True)):
             if row not in replaced:
-                values.setdefault(key, []).append(reward)
-        status = "complete" if described["status"] == "finished" else described["status"]
-        config = describe.settings(source)["config"]
+                values.setdefault(pair[0], []).append(pair[1])
         return Measured(
-            run_id, described["env"], {"reward": values}, described["model"], config, status
+            run_id,
+            described["env"],
+            {"reward": values},
+            described["model"],
+            describe.settings(source)["config"],
+            "complete" if described["status"] == "finished" else described["status"],
         )
 
     def _read_index(self, run_id: str, step: int | None) -> RowIndex:
@@ -302,14 +292,3 @@ class Library:
             ):
                 self._indexes.popitem(last=False)
         return index
-
-
-def _short(values: Sequence[float]) -> list[float]:
-    """Whole numbers without a fraction, as counts are written."""
-    return [int(value) if value.is_integer() else value for value in values]
-
-
-def _coded(column: NameColumn, first: int, last: int) -> dict[str, Any]:
-    """A dictionary-encoded column: the distinct names, and the index of each row's name; -1 for
-    none."""
-    return {"names": list(column.names), "codes": column.codes[first:last]}

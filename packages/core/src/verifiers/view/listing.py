@@ -54,13 +54,9 @@ class Listing:
     def entry(self, source: Source) -> dict[str, Any]:
         """The entry of a run. Raises: ``OSError`` when it was removed."""
         entry = self._entries.get(source.id)
-        if (
-            entry is not None
-            and entry.source == source
-            and entry.version == describe.version(source)
-        ):
-            return entry.content
-        return describe.describe(source)
+        if entry is None or (entry.source, entry.version) != (source, describe.version(source)):
+            return describe.describe(source)
+        return entry.content
 
     def part(
         self, after: int = 0, budget_s: float = math.inf, generation: str = ""
@@ -76,25 +72,19 @@ class Listing:
         deadline = time.monotonic() + budget_s
         after = after if generation in ("", self._generation) else 0
         with self._lock:
-            sources = self._sources(
-                math.inf if budget_s == math.inf else len(self._entries) + MIN_LISTED
-            )
+            least = math.inf if budget_s == math.inf else len(self._entries) + MIN_LISTED
+            sources = self._sources(least)
             seen = after
             runs: list[dict[str, Any]] = []
-            candidates: list[_Entry | Source] = [
-                entry for entry in self._entries.values() if entry.number > after
-            ]
-            candidates += [
-                source for run_id, source in sources.items() if run_id not in self._entries
-            ]
+            candidates = [(e.source, e.number) for e in self._entries.values() if e.number > after]
+            fresh = [source for run_id, source in sources.items() if run_id not in self._entries]
             is_cut = False
-            for candidate in candidates:
+            for source, number in [*candidates, *((source, None) for source in fresh)]:
                 if is_cut := len(runs) >= MIN_LISTED and time.monotonic() > deadline:
                     break
-                source = candidate if isinstance(candidate, Source) else candidate.source
                 if (entry := self._read(source)) is not None:
                     runs.append(entry.content)
-                    seen = candidate.number if isinstance(candidate, _Entry) else entry.number
+                    seen = entry.number if number is None else number
             if not is_cut:
                 seen = self._number
             gone = [run_id for run_id, number in self._gone.items() if number > after > 0]
@@ -108,15 +98,12 @@ class Listing:
         deadline = time.monotonic() + SWEEP_S
         with self._lock:
             sources = self._sources(0)
-            running = [
-                run_id
-                for run_id, entry in self._entries.items()
-                if entry.content["status"] == "running"
-            ]
+            entries = self._entries.values()
+            running = [entry.source for entry in entries if entry.content["status"] == "running"]
             if not self._due:
                 self._due.extend(self._entries)
-            for run_id in running:
-                self._read(self._entries[run_id].source)
+            for source in running:
+                self._read(source)
             looked = 0
             while self._due and (looked < MIN_LISTED or time.monotonic() < deadline):
                 looked += 1
@@ -128,12 +115,9 @@ class Listing:
         """The runs that are known; entries of runs that are no longer there are removed."""
         sources, self._is_searched = self._catalog.sources_known(least, SEARCH_S)
         if self._is_searched:
-            for run_id in [
-                run_id
-                for run_id, entry in self._entries.items()
-                if sources.get(run_id) != entry.source
-            ]:
-                self._remove(run_id)
+            for run_id, entry in list(self._entries.items()):
+                if sources.get(run_id) != entry.source:
+                    self._remove(run_id)
         return sources
 
     def _read(self, source: Source) -> _Entry | None:

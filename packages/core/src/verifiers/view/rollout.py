@@ -21,6 +21,10 @@ IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp|avif|bmp);base64,[A-Za-z0-9
 Pieces = Callable[[Sequence[int]], list[str]]
 """Token ids -> the text of each."""
 PREVIEW_CHARS = 240
+SHOWN = "example_id task answer info reward advantage error stop_condition timing".split()
+SHOWN_IF_SAVED = ("sibling", "attempts", "group", "trained", "excluded")
+MAIN_ROLES = (None, "main")
+"""Roles of the turns of an agent's own conversation."""
 
 
 def page(
@@ -36,43 +40,19 @@ def page(
     _spend(steps)
     messages = _messages(row["prompt"], "prompt") + _messages(row["completion"], "completion")
     agent = _agent(row)
-    _assign(
-        messages,
-        steps,
-        [number for number, step in enumerate(steps) if agent is None or _is_main(step)],
-    )
-    metrics = {name: value for name, value in row["metrics"].items()}
-    shown_apart = {"agent", "files"} if agent else set()
-    shown_apart |= {"group", "trained", "excluded"}
-    columns = {
-        *FIELDS,
-        *DISK_FIELDS,
-        *metrics,
-        *shown_apart,
-        "trajectory",
-        "turn_tokens",
-        "crc32",
-        "write_part",
-    }
+    main = [n for n, step in enumerate(steps) if agent is None or step.get("role") in MAIN_ROLES]
+    _assign(messages, steps, main)
+    metrics: Mapping[str, Any] = row["metrics"]
+    apart = ["group", "trained", "excluded", *(("agent", "files") if agent else ())]
+    unshown = ("trajectory", "turn_tokens", "crc32", "write_part")
+    columns = {*FIELDS, *DISK_FIELDS, *metrics, *apart, *unshown}
     content = {
-        "example_id": row["example_id"],
-        "sibling": row.get("sibling"),
-        "attempts": row.get("attempts"),
-        "group": row.get("group"),
-        "trained": row.get("trained"),
-        "excluded": row.get("excluded"),
-        "task": row["task"],
-        "answer": row["answer"],
-        "info": row["info"],
+        **{name: row[name] for name in SHOWN},
+        **{name: row.get(name) for name in SHOWN_IF_SAVED},
         "messages": messages,
         "steps": steps,
-        "reward": row["reward"],
-        "advantage": row["advantage"],
         "scores": [_score(name, value, weights) for name, value in metrics.items()],
-        "error": row["error"],
-        "stop_condition": row["stop_condition"],
         "is_truncated": bool(row["is_truncated"]),
-        "timing": row["timing"],
         "usage": row["token_usage"],
         "tools": row["tool_defs"],
         "agent": agent,
@@ -133,12 +113,8 @@ def _line(text: str) -> str:
 def _score(name: str, value: float, weights: Mapping[str, float]) -> dict[str, Any]:
     """A metric; for a reward function also its weight and its part of the reward."""
     weight = weights.get(name)
-    return {
-        "name": name,
-        "value": value,
-        "weight": weight,
-        "part": None if weight is None else weight * value,
-    }
+    part = None if weight is None else weight * value
+    return {"name": name, "value": value, "weight": weight, "part": part}
 
 
 def _messages(messages: Sequence[object] | str | None, section: str) -> list[dict[str, Any]]:
@@ -152,10 +128,14 @@ def _messages(messages: Sequence[object] | str | None, section: str) -> list[dic
 
 def _message(message: object, section: str) -> dict[str, Any]:
     content: dict[str, Any] = {"role": str(field(message, "role") or "?"), "place": section}
-    content["parts"] = _parts(field(message, "content"))
-    if reasoning := field(message, "reasoning_content") or _thinking(
-        field(message, "thinking_blocks")
-    ):
+    parts = field(message, "content")
+    if not isinstance(parts, list):
+        parts = [] if parts in (None, "") else [parts]
+    content["parts"] = list(map(_part, parts))
+    blocks = field(message, "thinking_blocks")
+    texts = [field(block, "thinking") for block in blocks] if isinstance(blocks, list) else []
+    thinking = "\n\n".join(text for text in texts if isinstance(text, str))
+    if reasoning := field(message, "reasoning_content") or thinking:
         content["reasoning"] = str(reasoning)
     if calls := field(message, "tool_calls"):
         content["calls"] = [_call(call) for call in calls]
@@ -167,27 +147,8 @@ def _message(message: object, section: str) -> dict[str, Any]:
 
 def _call(call: object) -> dict[str, Any]:
     function = field(call, "function") or call
-    arguments = field(function, "arguments")
-    return {
-        "id": field(call, "id"),
-        "name": str(field(function, "name") or ""),
-        "arguments": arguments,
-    }
-
-
-def _thinking(blocks: object) -> str:
-    if not isinstance(blocks, list):
-        return ""
-    texts = (field(block, "thinking") for block in blocks)
-    return "\n\n".join(text for text in texts if isinstance(text, str))
-
-
-def _parts(content: object) -> list[dict[str, Any]]:
-    if content is None or content == "":
-        return []
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    return [_part(part) for part in (content if isinstance(content, list) else [content])]
+    name, arguments = str(field(function, "name") or ""), field(function, "arguments")
+    return {"id": field(call, "id"), "name": name, "arguments": arguments}
 
 
 def _part(part: object) -> dict[str, Any]:
@@ -276,10 +237,6 @@ def _spend(steps: list[dict[str, Any]]) -> None:
             before = timing
 
 
-def _is_main(step: Mapping[str, Any]) -> bool:
-    return step.get("role") in (None, "main")
-
-
 def _assign(
     messages: list[dict[str, Any]], steps: list[dict[str, Any]], numbers: list[int]
 ) -> None:
@@ -310,13 +267,9 @@ def _branches(
     index_of_step = {
         message["step"]: index for index, message in enumerate(messages) if "step" in message
     }
-    first = next(
-        (index for index, message in enumerate(messages) if message["place"] == "completion"),
-        len(messages),
-    )
+    at = sum(message["place"] == "prompt" for message in messages)
     seen: dict[str, list[Any]] = {}
     branches: list[dict[str, Any]] = []
-    at = first
     for number, (step, numbers) in enumerate(zip(trajectory, steps, strict=False)):
         role = numbers.get("role") or "main"
         prompt, completion = list(step.get("prompt") or ()), list(step.get("completion") or ())
@@ -325,9 +278,8 @@ def _branches(
         if role == "main":
             at = index_of_step.get(number, at)
             if seen.get("main") and shared < len(seen["main"]):
-                branches.append(
-                    {"role": "rewrite", "at": at, "messages": _messages(prompt, "prompt")}
-                )
+                history = _messages(prompt, "prompt")
+                branches.append({"role": "rewrite", "at": at, "messages": history})
             at += 1
         else:
             new += [message | {"step": number} for message in _messages(completion, "completion")]

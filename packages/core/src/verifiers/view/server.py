@@ -86,11 +86,8 @@ class _Uvicorn(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if counter % TICKS == 0:
             now = time.monotonic()
-            idle = [
-                connection
-                for connection in self.server_state.connections
-                if (cycle := getattr(connection, "cycle", None)) is None or cycle.response_complete
-            ]
+            cycles = {c: getattr(c, "cycle", None) for c in self.server_state.connections}
+            idle = [c for c, cycle in cycles.items() if cycle is None or cycle.response_complete]
             self._idle = {connection: self._idle.get(connection, now) for connection in idle}
             oldest_first = sorted(self._idle, key=self._idle.__getitem__)
             for number, connection in enumerate(oldest_first):
@@ -103,9 +100,8 @@ class _Uvicorn(uvicorn.Server):
 def open_browser(url: str) -> bool:
     """Open ``url`` in a graphical browser; false where there is none (a text browser would take
     over the terminal)."""
-    if sys.platform.startswith("linux") and not (
-        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    ):
+    has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if sys.platform.startswith("linux") and not has_screen:
         return False
     return webbrowser.open(url)
 

@@ -4,7 +4,6 @@ token ids."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from verifiers.data.token_texts import TokenTexts
 from verifiers.errors import ConfigError
@@ -16,25 +15,17 @@ def pieces_of(name: str) -> Callable[[Sequence[int]], list[str]]:
 
     Reads only local files. Raises: ``ConfigError`` when the tokenizer is not found.
     """
-    tokenizer: Any
     if name == "bytes":
         from verifiers.testing import ByteTokenizer
 
-        tokenizer = ByteTokenizer()
-    else:
-        tokenizer = _load(name)
-
-    return TokenTexts(tokenizer)
-
-
-def _load(name: str) -> Any:
+        return TokenTexts(ByteTokenizer())
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise ConfigError("--tokenizer needs transformers: pip install transformers") from error
+    options = {"local_files_only": True, "trust_remote_code": False}
     try:
-        return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+        return TokenTexts(AutoTokenizer.from_pretrained(name, **options))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--tokenizer {name}: no such tokenizer on this machine ({error})"
-        ) from error
+        reason = f"no such tokenizer on this machine ({error})"
+        raise ConfigError(f"--tokenizer {name}: {reason}") from error
