@@ -7,6 +7,9 @@ A dataset is fetched through ``datasets`` from the repository of its authors, an
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +22,7 @@ from verifiers.errors import ConfigError, DatasetError
 from verifiers.runtime.suggest import closest
 
 ARITHMETIC_SPLITS = {"test": 200, "train": 2000}
+OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 Row = Mapping[str, Any]
 
 
@@ -27,14 +31,14 @@ class HubSet:
     """The repository of a dataset, and the mapping of its columns."""
 
     repository: str
-    configs: tuple[str | None, ...]
-    """Joined in this order."""
     split: str
     """Default split."""
     question: Callable[[Row], str]
     answer: Callable[[Row], str]
-    keep: Callable[[Row], bool] | None = None
-    """Predicate of the rows to include; None for all."""
+    configs: tuple[str | None, ...] = (None,)
+    """Joined in this order."""
+    keep: Callable[[Row], bool] = lambda row: True
+    """Predicate of the rows to include."""
 
 
 def load_example_dataset(
@@ -108,50 +112,37 @@ def arithmetic_rows(split: str = "train") -> list[dict[str, str]]:
     while len(rows) < sum(ARITHMETIC_SPLITS.values()):
         question, answer = _problem(generator)
         rows[question] = answer
-    num_test = ARITHMETIC_SPLITS["test"]
-    selected = list(rows.items())[:num_test] if split == "test" else list(rows.items())[num_test:]
-    return [
-        {"question": question, "answer": answer, "task": "arithmetic"}
-        for question, answer in selected
-    ]
+    pairs, num_test = list(rows.items()), ARITHMETIC_SPLITS["test"]
+    selected = pairs[:num_test] if split == "test" else pairs[num_test:]
+    return [{"question": q, "answer": answer, "task": "arithmetic"} for q, answer in selected]
 
 
 def _problem(generator: random.Random) -> tuple[str, str]:
-    operator = generator.choice("+-*")
-    bounds = (99, 12, 9) if operator == "*" else (999, 999, 99)
+    sign = generator.choice("+-*")
+    bounds = (99, 12, 9) if sign == "*" else (999, 999, 99)
     numbers = [generator.randint(2, bound) for bound in bounds[: generator.choice((2, 2, 3))]]
-    value = numbers[0]
-    for number in numbers[1:]:
-        value = (
-            value + number
-            if operator == "+"
-            else value - number
-            if operator == "-"
-            else value * number
-        )
-    return f"What is {f' {operator} '.join(map(str, numbers))}?", str(value)
+    value = functools.reduce(OPERATIONS[sign], numbers)
+    return f"What is {f' {sign} '.join(map(str, numbers))}?", str(value)
 
 
 def _fetched(name: str, hub: HubSet, split: str | None) -> list[dict[str, str]]:
     import datasets
 
     try:
-        parts = [
-            datasets.load_dataset(hub.repository, config, split=split or hub.split)
-            for config in hub.configs
-        ]
+        split = split or hub.split
+        parts = [datasets.load_dataset(hub.repository, c, split=split) for c in hub.configs]
     except Exception as error:
         # network, hub, cache, gate, unknown split: chained, and its text shown
         raise DatasetError(
-            f"cannot load {name!r} ({hub.repository}, split {split or hub.split!r}):"
+            f"cannot load {name!r} ({hub.repository}, split {split!r}):"
             f" {type(error).__name__}: {error}. Without a network, use"
             " load_example_dataset('arithmetic')"
         ) from error
     try:
         return [
             {"question": hub.question(row), "answer": hub.answer(row), "task": name}
-            for row in (row for part in parts for row in part)
-            if hub.keep is None or hub.keep(row)
+            for row in itertools.chain.from_iterable(parts)
+            if hub.keep(row)
         ]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise DatasetError(
@@ -169,23 +160,20 @@ def _text(column: str) -> Callable[[Row], str]:
 
 def _with_choices(question: str, options: Sequence[str]) -> str:
     """The wording of older versions: evaluated numbers depend on it."""
-    return f"Question: {question}\n" + "".join(
-        f"\n{chr(65 + i)}: {option}" for i, option in enumerate(options)
-    )
+    listed = (f"\n{chr(65 + i)}: {option}" for i, option in enumerate(options))
+    return f"Question: {question}\n" + "".join(listed)
+
+
+def _open_book_question(row: Row) -> str:
+    choices = zip(row["choices"]["label"], row["choices"]["text"], strict=True)
+    options = "\n".join(f"{label}. {text}" for label, text in choices)
+    return f"Question: {row['question_stem']}\n\nChoices:\n{options}"
 
 
 def _gpqa_options(row: Row) -> list[str]:
     """Return the four options, shuffled by a seed derived from the question; the source lists the
     correct option first."""
-    options = [
-        row[key]
-        for key in (
-            "Correct Answer",
-            "Incorrect Answer 1",
-            "Incorrect Answer 2",
-            "Incorrect Answer 3",
-        )
-    ]
+    options = [row["Correct Answer"], *(row[f"Incorrect Answer {n}"] for n in (1, 2, 3))]
     random.Random(row["Question"]).shuffle(options)
     return options
 
@@ -193,88 +181,76 @@ def _gpqa_options(row: Row) -> list[str]:
 def _gpqa(config: str) -> HubSet:
     return HubSet(
         "Idavidrein/gpqa",
-        (config,),
         "train",
         lambda row: _with_choices(row["Question"], _gpqa_options(row)),
         lambda row: chr(65 + _gpqa_options(row).index(row["Correct Answer"])),
+        (config,),
     )
 
 
-def _open_rs(level: str | None) -> HubSet:
-    keep = None if level is None else (lambda row: str(row["level"]).lower() == level)
-    return HubSet("knoveleng/open-rs", (None,), "train", _text("problem"), _text("answer"), keep)
+def _open_rs(*levels: str) -> HubSet:
+    return HubSet(
+        "knoveleng/open-rs",
+        "train",
+        _text("problem"),
+        _text("answer"),
+        keep=lambda row: not levels or str(row["level"]).lower() in levels,
+    )
 
 
 PYTHON_TASK = "Solve the following coding problem using the programming language python:"
 HUB_SETS: dict[str, HubSet] = {
     "aime2024": HubSet(
-        "HuggingFaceH4/aime_2024",
-        (None,),
-        "train",
-        _text("problem"),
-        lambda row: str(int(row["answer"])),
+        "HuggingFaceH4/aime_2024", "train", _text("problem"), lambda row: str(int(row["answer"]))
     ),
     "aime2025": HubSet(
         "opencompass/AIME2025",
-        ("AIME2025-I", "AIME2025-II"),
         "test",
         _text("question"),
         lambda row: strip_non_numeric(str(row["answer"])),
+        ("AIME2025-I", "AIME2025-II"),
     ),
-    "amc2023": HubSet("knoveleng/AMC-23", (None,), "train", _text("problem"), _text("answer")),
+    "amc2023": HubSet("knoveleng/AMC-23", "train", _text("problem"), _text("answer")),
     "gpqa_diamond": _gpqa("gpqa_diamond"),
     "gpqa_main": _gpqa("gpqa_main"),
     "gsm8k": HubSet(
         "openai/gsm8k",
-        ("main",),
         "test",
         _text("question"),
         lambda row: extract_hash_answer(row["answer"]),
+        ("main",),
     ),
     "math": HubSet(
         "chiayewken/competition_math",
-        (None,),
         "train",
         _text("problem"),
         lambda row: extract_boxed_answer(row["solution"]),
     ),
-    "math500": HubSet("HuggingFaceH4/MATH-500", (None,), "test", _text("problem"), _text("answer")),
+    "math500": HubSet("HuggingFaceH4/MATH-500", "test", _text("problem"), _text("answer")),
     "mmlu": HubSet(
         "cais/mmlu",
-        ("all",),
         "dev",
         lambda row: _with_choices(row["question"], row["choices"]),
         lambda row: chr(65 + int(row["answer"])),
+        ("all",),
     ),
     "mmlu_pro": HubSet(
         "TIGER-Lab/MMLU-Pro",
-        (None,),
         "validation",
         lambda row: _with_choices(row["question"], row["options"]),
         _text("answer"),
     ),
     "openbookqa": HubSet(
-        "allenai/openbookqa",
-        ("main",),
-        "train",
-        lambda row: (
-            f"Question: {row['question_stem']}\n\nChoices:\n"
-            + "\n".join(
-                f"{label}. {text}"
-                for label, text in zip(row["choices"]["label"], row["choices"]["text"], strict=True)
-            )
-        ),
-        _text("answerKey"),
+        "allenai/openbookqa", "train", _open_book_question, _text("answerKey"), ("main",)
     ),
-    "openrs": _open_rs(None),
+    "openrs": _open_rs(),
     "openrs_easy": _open_rs("easy"),
     "openrs_hard": _open_rs("hard"),
     "prime_code": HubSet(
         "PrimeIntellect/verifiable-coding-problems",
-        (None,),
         "train",
         _text("prompt"),
         _text("verification_info"),
-        lambda row: str(row["prompt"]).startswith(PYTHON_TASK),
+        keep=lambda row: str(row["prompt"]).startswith(PYTHON_TASK),
     ),
 }

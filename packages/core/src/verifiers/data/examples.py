@@ -132,9 +132,8 @@ class Table(Sequence[Example]):
         return self._store.examples([selected])[0]
 
     def __iter__(self) -> Iterator[Example]:
-        positions = self._row_positions()
-        for start in range(0, len(positions), CHUNK):
-            yield from self._store.examples(positions[start : start + CHUNK])
+        for chunk in _chunks(self._row_positions()):
+            yield from self._store.examples(chunk)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Table:
         return self  # immutable
@@ -152,9 +151,8 @@ class Table(Sequence[Example]):
         positions = self._row_positions()
         # the order of ``datasets.Dataset.shuffle(seed)``, which published runs depend on
         if seed is not None:
-            positions = [
-                positions[i] for i in np.random.default_rng(seed).permutation(len(positions))
-            ]
+            order = np.random.default_rng(seed).permutation(len(positions))
+            positions = [positions[i] for i in order]
         subset = Table(self._store, positions if n < 0 else positions[:n])
         self._store.check(subset._row_positions())
         return subset
@@ -180,13 +178,8 @@ class Table(Sequence[Example]):
     def only(self, hashes: Collection[str]) -> Table:
         """Return the examples whose content hash is among ``hashes``, in this order; reads every
         row."""
-        positions = self._row_positions()
-        selected = [
-            position
-            for position, example in zip(positions, self, strict=True)
-            if example.hash in hashes
-        ]
-        return Table(self._store, selected)
+        pairs = zip(self._row_positions(), self, strict=True)
+        return Table(self._store, [place for place, example in pairs if example.hash in hashes])
 
     def sample(self, n: int, seed: int | None = None) -> list[dict[str, Any]]:
         """Draw ``n`` row copies without replacement, reshuffling when exhausted.
@@ -197,12 +190,11 @@ class Table(Sequence[Example]):
         """
         if n > 0 and not len(self):
             raise DatasetError("cannot sample prompts: the dataset is empty")
-        if self._order is None:
-            self._order = _endless_order(self._row_positions(), random.Random(0))
-        if seed is None:
-            order = self._order
-        else:
+        if seed is not None:
             order = _endless_order(self._row_positions(), random.Random(seed))
+        else:
+            self._order = self._order or _endless_order(self._row_positions(), random.Random(0))
+            order = self._order
         examples = self._store.examples([next(order) for _ in range(n)])
         return [copy_row(example.row) for example in examples]
 
@@ -253,13 +245,10 @@ class _Store:
                 " unchanged"
             )
         old_ids = rows.column("example_id") if "example_id" in rows.columns else None
-        keep = (
-            old_ids is not None
-            and all(type(i) is int for i in old_ids)
-            and len(set(old_ids)) == len(old_ids)
-        )
-        self._ids = old_ids if keep and old_ids is not None else range(len(rows))
-        self._old_ids = None if keep else old_ids
+        if old_ids and all(type(i) is int for i in old_ids) and len(set(old_ids)) == len(old_ids):
+            self._ids, self._old_ids = old_ids, None
+        else:
+            self._ids, self._old_ids = range(len(rows)), old_ids
         self._is_held = len(rows) <= MAX_HELD
         self._examples = [None] * len(rows) if self._is_held else []
         self._hashes = bytearray(0 if self._is_held else _HASH_BYTES * len(rows))
@@ -271,11 +260,7 @@ class _Store:
         rows = self._opened()
         if not self._is_held:
             return [example for chunk in _chunks(positions) for example in self._read(rows, chunk)]
-        fresh = [
-            position for position in dict.fromkeys(positions) if self._examples[position] is None
-        ]
-        for start in range(0, len(fresh), CHUNK):
-            chunk = fresh[start : start + CHUNK]
+        for chunk in _chunks([p for p in dict.fromkeys(positions) if self._examples[p] is None]):
             for position, row in zip(chunk, rows.read(chunk), strict=True):
                 self._examples[position] = self._example(position, row)
         return [self._examples[position] for position in positions]  # type: ignore[misc]  # all are formatted
@@ -309,9 +294,8 @@ class _Store:
         self.check(positions)
         if self._is_held:
             return True
-        beginnings = np.frombuffer(self._hashes, dtype=np.uint64)[:: _HASH_BYTES // 8][
-            np.asarray(positions, np.int64)
-        ]
+        all_beginnings = np.frombuffer(self._hashes, dtype=np.uint64)[:: _HASH_BYTES // 8]
+        beginnings = all_beginnings[np.asarray(positions, np.int64)]
         return len(np.unique(beginnings)) < len(beginnings)
 
     def _read(self, rows: Rows, positions: Sequence[int]) -> list[Example]:
@@ -341,10 +325,9 @@ class _Store:
 
 
 def _evaluation_or_all(source: Source) -> Rows:
-    rows = source.evaluation()
-    if rows is None:
+    if source.evaluation() is None:
         log.warning("the dataset has no evaluation set; the training set is used")
-    return source.train() if rows is None else rows
+    return source.only_evaluation()
 
 
 def _endless_order(positions: Sequence[int], generator: random.Random) -> Iterator[int]:
@@ -382,10 +365,8 @@ def examples_from(inputs: DatasetLike, row_format: RowFormat) -> list[Example]:
                 replaced[str(source_id)] = next(free)
             row["src_id"], row["example_id"] = source_id, replaced[str(source_id)]
         # the caller's own messages get no system prompt
-        as_it_is = isinstance(row.get("prompt"), list | tuple)
-        examples.append(
-            _example(row, bare if as_it_is else row_format, f"row {position} of the inputs")
-        )
+        form = bare if isinstance(row.get("prompt"), list | tuple) else row_format
+        examples.append(_example(row, form, f"row {position} of the inputs"))
     return examples
 
 

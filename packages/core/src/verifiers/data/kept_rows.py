@@ -50,17 +50,14 @@ class KeptRows:
             raise ConfigError(
                 f"{key}={self.path!r} lists rows of {profiled}, not of {name}; {again}", key=key
             )
-        if (
-            profiled is not None
-            and env_args is not None
-            and _as_json(self.env_args) != _as_json(env_args)
-        ):
-            raise ConfigError(
-                f"{key}={self.path!r} was written for {name} with the arguments"
-                f" {json.dumps(self.env_args)}, and these are"
-                f" {json.dumps(dict(env_args), default=str)}; {again}",
-                key=key,
-            )
+        if profiled is not None and env_args is not None:
+            before, now = json.dumps(self.env_args), json.dumps(dict(env_args), default=str)
+            if json.loads(before) != json.loads(now):
+                raise ConfigError(
+                    f"{key}={self.path!r} was written for {name} with the arguments {before}, and"
+                    f" these are {now}; {again}",
+                    key=key,
+                )
         rows = table.only(self.hashes)
         if not len(rows):
             raise ConfigError(
@@ -79,11 +76,8 @@ def read_kept_rows(path: str | os.PathLike[str], key: str) -> KeptRows:
     """Read the file; ``key`` is the setting that names it. *Raises* ConfigError for a file of
     another kind."""
     try:
-        lines = [
-            decode_json(line)
-            for line in read_file(path, MAX_ROW_BYTES).split(b"\n")
-            if line.strip()
-        ]
+        raw = filter(bytes.strip, read_file(path, MAX_ROW_BYTES).split(b"\n"))
+        lines = list(map(decode_json, raw))
         hashes = frozenset(str(line[EXAMPLE_HASH]) for line in lines)
         audit = lines[0].get(AUDIT) if lines else None
         env_id, env_args = (audit["environment"], audit["env_args"]) if audit else (None, {})
@@ -94,7 +88,3 @@ def read_kept_rows(path: str | os.PathLike[str], key: str) -> KeptRows:
             key=key,
         ) from error
     return KeptRows(os.fspath(path), hashes, env_id, env_args)
-
-
-def _as_json(arguments: Mapping[str, Any]) -> Any:
-    return json.loads(json.dumps(dict(arguments), default=str))

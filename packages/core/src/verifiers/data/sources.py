@@ -131,11 +131,7 @@ class HubRows:
         return len(self._dataset)
 
     def read(self, positions: Sequence[int]) -> list[dict[str, Any]]:
-        columns = self._dataset[list(positions)]
-        return [
-            dict(zip(columns, values, strict=True))
-            for values in zip(*columns.values(), strict=True)
-        ]
+        return _rows_of(self._dataset[list(positions)])
 
     def column(self, name: str) -> list[Any]:
         return list(self._dataset[name])
@@ -197,11 +193,8 @@ def _open_table(table: object) -> Rows:
 def _open_columns(columns: Mapping[str, Any]) -> Rows:
     values: dict[str, list[Any]] = {}
     for name, column in columns.items():
-        if (
-            isinstance(column, str | Mapping)
-            or not hasattr(column, "__len__")
-            or not hasattr(column, "__iter__")
-        ):
+        is_sized = hasattr(column, "__len__") and hasattr(column, "__iter__")
+        if isinstance(column, str | Mapping) or not is_sized:
             raise DatasetError(
                 f"column {name!r} of the dataset is {_described(column)}, not a list; for a single"
                 " row write [{...}]"
@@ -211,9 +204,11 @@ def _open_columns(columns: Mapping[str, Any]) -> Rows:
     if len(set(lengths.values())) > 1:
         lengths_text = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise DatasetError(f"the columns of the dataset differ in length: {lengths_text}")
-    return ListRows(
-        [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-    )
+    return ListRows(_rows_of(values))
+
+
+def _rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _open_file(path: Path) -> Rows:
@@ -222,10 +217,8 @@ def _open_file(path: Path) -> Rows:
     }  # fmt: skip
     reader = readers.get(path.suffix.lower())
     if reader is None or not path.is_file():
-        if reader:
-            why = "there is no such file"
-        else:
-            why = "the file type is not one of " + ", ".join(readers)
+        kinds = f"the file type is not one of {', '.join(readers)}"
+        why = "there is no such file" if reader else kinds
         raise DatasetError(
             f"cannot read the dataset {str(path)!r}: {why}. For a dataset of a hub, pass"
             " datasets.load_dataset(...)",

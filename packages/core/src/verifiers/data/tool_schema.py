@@ -87,9 +87,8 @@ class ToolFunction:
             texts = [text for text in getattr(hint, "__metadata__", ()) if isinstance(text, str)]
             if texts and not described.get(parameter):
                 described[parameter] = texts[0]
-        takes_any = any(
-            p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()
-        )
+        parameters = inspect.signature(function).parameters.values()
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
         model, schema = _schema(name, visible, hints, described, takes_any)
         return cls(
             function=function,
@@ -126,9 +125,8 @@ class ToolFunction:
             for name, schema in self._properties().items()
             if not TYPED & schema.keys()
         ]
-        return ", ".join(
-            [*([] if self.definition.get("description") else ["no docstring"]), *untyped]
-        )
+        undescribed = [] if self.definition.get("description") else ["no docstring"]
+        return ", ".join([*undescribed, *untyped])
 
     def _properties(self) -> Mapping[str, Any]:
         return (self.definition.get("parameters") or {}).get("properties") or {}
@@ -200,18 +198,13 @@ def parse_arguments(text: str) -> dict[str, Any]:
         check_depth(arguments)
     except json.JSONDecodeError as error:
         where = f"{error.msg} at line {error.lineno} column {error.colno}"
-        raise ToolParseError(
-            f"the arguments are not valid JSON: {where}; write one JSON object"
-        ) from error
+        raise ToolParseError(f"{_NOT_JSON}: {where}; write one JSON object") from error
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else shortened(str(error))
-        raise ToolParseError(
-            f"the arguments are not valid JSON: {reason}; write one JSON object"
-        ) from error
+        raise ToolParseError(f"{_NOT_JSON}: {reason}; write one JSON object") from error
     if not isinstance(arguments, dict):
-        raise ToolParseError(
-            f"the arguments must be one JSON object, not a {_JSON_KINDS[type(arguments)]}"
-        )
+        kind = _JSON_KINDS[type(arguments)]
+        raise ToolParseError(f"the arguments must be one JSON object, not a {kind}")
     return arguments
 
 
@@ -222,6 +215,7 @@ def shortened(value: object, limit: int = MAX_ECHO_CHARS) -> str:
     return escape_control(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
+_NOT_JSON = "the arguments are not valid JSON"
 _JSON_KINDS = {
     list: "list",
     str: "text",
@@ -349,6 +343,7 @@ def _schema(
     Model fields are numbered, so that a parameter may have any name.
     """
     import pydantic
+    from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
     fields: dict[str, Any] = {}
     for index, parameter in enumerate(visible.values()):
@@ -360,34 +355,22 @@ def _schema(
             options |= _default(parameter.default)
             hint = hint | None if parameter.default is None and hint is not Any else hint
         fields[_field(index)] = (hint, pydantic.Field(**options))
+    config = pydantic.ConfigDict(extra="allow" if takes_any else "forbid")
     try:
-        model = pydantic.create_model(
-            name, __config__=pydantic.ConfigDict(extra="allow" if takes_any else "forbid"), **fields
-        )
+        model = pydantic.create_model(name, __config__=config, **fields)
         schema = model.model_json_schema()
-    except (
-        pydantic.errors.PydanticUserError,
-        pydantic.errors.PydanticUndefinedAnnotation,
-        TypeError,
-    ) as error:
+    except (PydanticUserError, PydanticUndefinedAnnotation, TypeError) as error:
         raise ConfigError(
             f"no JSON schema can be derived for the tool {name!r}: {str(error).splitlines()[0]};"
             " annotate with JSON types, or hide the parameter (StatefulToolEnv.add_tool(…,"
             " args_to_skip=[…]))"
         ) from error
     definitions = schema.pop("$defs", {})
-    leaves = {
-        f"#/$defs/{key}": _plain(entry, {})
-        for key, entry in definitions.items()
-        if not _refers(entry)
-    }
+    flat = {key: entry for key, entry in definitions.items() if not _refers(entry)}
+    leaves = {f"#/$defs/{key}": _plain(entry, {}) for key, entry in flat.items()}
     schema.pop("description", None)
     plain = {"type": "object", "properties": {}} | _plain(schema, leaves)
-    unlinked = {
-        key: _plain(entry, leaves)
-        for key, entry in definitions.items()
-        if f"#/$defs/{key}" not in leaves
-    }
+    unlinked = {k: _plain(entry, leaves) for k, entry in definitions.items() if k not in flat}
     return model, plain | {"$defs": unlinked} if unlinked else plain
 
 
@@ -403,10 +386,9 @@ def _default(value: object) -> dict[str, Any]:
 
 
 def _refers(schema: object) -> bool:
-    members = (
-        schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
-    )
-    return (isinstance(schema, dict) and "$ref" in schema) or any(map(_refers, members))
+    if isinstance(schema, dict):
+        return "$ref" in schema or any(map(_refers, schema.values()))
+    return isinstance(schema, list) and any(map(_refers, schema))
 
 
 def _plain(schema: object, leaves: Mapping[str, Any]) -> Any:
@@ -429,20 +411,19 @@ def _plain(schema: object, leaves: Mapping[str, Any]) -> Any:
     return plain
 
 
+_WRONG = {"missing": " is missing", "extra_forbidden": " is not a parameter"}
+
+
 def _complaints(error: ValidationError) -> str:
     """Format validation errors for the model, ``'n': input should be a valid integer``, with
     bounded length."""
     complaints = []
-    for entry in error.errors(include_url=False, include_context=False, include_input=False)[
-        :MAX_COMPLAINTS
-    ]:
+    entries = error.errors(include_url=False, include_context=False, include_input=False)
+    for entry in entries[:MAX_COMPLAINTS]:
         path = shortened(".".join(str(part)[: MAX_ECHO_CHARS + 1] for part in entry["loc"]))
-        text = {"missing": "is missing", "extra_forbidden": "is not a parameter"}.get(entry["type"])
-        complaints.append(
-            f"'{path}' {text}"
-            if text
-            else f"'{path}': {shortened(entry['msg'], 2 * MAX_ECHO_CHARS)}"
-        )
+        wrong = _WRONG.get(entry["type"])
+        wrong = wrong or f": {shortened(entry['msg'], 2 * MAX_ECHO_CHARS)}"
+        complaints.append(f"'{path}'{wrong}")
     more = error.error_count() - len(complaints)
     return "; ".join(complaints) + (f"; and {more} more" if more > 0 else "")
 

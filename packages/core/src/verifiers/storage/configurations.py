@@ -56,11 +56,10 @@ def config_differences(
         or key not in now
         or canonical_json(before[key]) != canonical_json(now[key])
     }
-    empty_values = [
-        key for key, pair in differences.items() if NOT_SET in pair and ([] in pair or {} in pair)
-    ]
-    for key in empty_values:  # redundant when members differ: ``tools[0].function`` was <not set>
-        if any(difference.startswith((f"{key}[", f"{key}.")) for difference in differences):
+    for key, pair in list(differences.items()):
+        # an empty value is redundant when members differ: ``tools[0].function`` was <not set>
+        is_empty = NOT_SET in pair and ([] in pair or {} in pair)
+        if is_empty and any(d.startswith((f"{key}[", f"{key}.")) for d in differences):
             del differences[key]
     return differences
 
@@ -149,11 +148,7 @@ def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{name}.")
-        elif (
-            isinstance(value, list)
-            and value
-            and all(isinstance(member, Mapping) and member for member in value)
-        ):
+        elif isinstance(value, list) and value and all(isinstance(m, Mapping) and m for m in value):
             for index, member in enumerate(value):
                 yield from _leaves(member, f"{name}[{index}].")
         else:

@@ -64,17 +64,11 @@ def is_free(annotation: object) -> bool:
 
 def type_name(cls: object) -> str:
     """``module.qualname``; ``verifiers.Name`` for the library itself, whose modules may move."""
-    return _qualified(
-        getattr(cls, "__module__", None), getattr(cls, "__qualname__", type(cls).__qualname__)
-    )
-
-
-def _qualified(module: object, name: str) -> str:
+    module = getattr(cls, "__module__", None)
+    name: str = getattr(cls, "__qualname__", type(cls).__qualname__)
     top = str(module or "").partition(".")[0]
-    if top in OUR_PACKAGES:
-        return (  # saved runs have the names of before they moved there
-            f"{top.removesuffix('_agents')}.{name}"
-        )
+    if top in OUR_PACKAGES:  # saved runs have the names of before they moved to verifiers_agents
+        return f"{top.removesuffix('_agents')}.{name}"
     return name if module in (None, "builtins") else f"{module}.{name}"
 
 
@@ -143,10 +137,8 @@ def _described(value: object) -> Any:
     if callable(identity_method := getattr(type(value), "identity", None)):
         identity = identity_method(value)
         if isinstance(identity, Mapping):
-            is_ours = (
-                str(getattr(identity_method, "__module__", "")).partition(".")[0] in OUR_PACKAGES
-            )
-            return identity if is_ours else _plain(identity)
+            package = str(getattr(identity_method, "__module__", "")).partition(".")[0]
+            return identity if package in OUR_PACKAGES else _plain(identity)
     if (function := _function(value)) is not None:
         return function
     if dataclasses.is_dataclass(value):
@@ -157,28 +149,19 @@ def _described(value: object) -> Any:
         members = {_key(key): member for key, member in value.items()}
         return _bounded(describe_members(members), len(value))
     if isinstance(value, list | tuple):
-        return _bounded([describe(member) for member in value], len(value))
+        return _bounded(list(map(describe, value)), len(value))
     if isinstance(value, AbstractSet):
-        return _bounded(
-            sorted((describe(member) for member in value), key=canonical_json), len(value)
-        )
+        return _bounded(sorted(map(describe, value), key=canonical_json), len(value))
     if isinstance(value, range | complex) or type_name(type(value)) in _NUMBERS_AND_TIMES:
         return str(value)
     model_name = getattr(value, "name_or_path", None)  # a tokenizer or a model in this process
-    return {"class": type_name(type(value))} | (
-        {"name_or_path": model_name} if isinstance(model_name, str) else {}
-    )
+    named = {"name_or_path": model_name} if isinstance(model_name, str) else {}
+    return {"class": type_name(type(value))} | named
 
 
 _NUMBERS_AND_TIMES = frozenset(
-    (
-        "decimal.Decimal",
-        "fractions.Fraction",
-        "datetime.datetime",
-        "datetime.date",
-        "datetime.timedelta",
-        "uuid.UUID",
-    )
+    "decimal.Decimal fractions.Fraction datetime.datetime datetime.date datetime.timedelta"
+    " uuid.UUID".split()
 )
 
 
@@ -237,10 +220,8 @@ def _function(value: object) -> dict[str, Any] | None:
     if value.__module__ is None or value.__module__.partition(".")[0] not in STABLE_MODULES:
         # its code tells it from others; a script is the module __main__ when it is run, and has its
         # name when imported
-        described = {
-            "function": value.__qualname__,
-            "code": f"{_PYTHON}:{_code_hash(value.__code__)}",
-        }
+        code = f"{_PYTHON}:{_code_hash(value.__code__)}"
+        described = {"function": value.__qualname__, "code": code}
     else:
         described = {"function": type_name(value)}
     closure = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
@@ -277,28 +258,22 @@ def _content(cell: types.CellType) -> Any:
 def _code_hash(code: types.CodeType) -> str:
     """16 hex digits of the hash of a function's bytecode, constants and names; independent of its
     file and line."""
-    return hashlib.sha256(repr(_code_content(code)).encode("utf-8", "surrogatepass")).hexdigest()[
-        :16
-    ]
+    content = repr(_code_content(code)).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _code_content(code: types.CodeType) -> tuple[Any, ...]:
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    return (
-        code.co_code,
-        code.co_exceptiontable,
-        names,
-        counts,
-        tuple(_constant(const) for const in code.co_consts),
-    )
+    constants = tuple(map(_constant, code.co_consts))
+    return code.co_code, code.co_exceptiontable, names, counts, constants
 
 
 def _constant(value: object) -> Any:
     if isinstance(value, types.CodeType):
         return _code_content(value)
     if isinstance(value, tuple):
-        return tuple(_constant(member) for member in value)
+        return tuple(map(_constant, value))
     if isinstance(value, frozenset):  # its order depends on the process
         return sorted(repr(_constant(member)) for member in value)
     return type(value).__name__, value

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -99,10 +100,9 @@ def _candidates(
     output_dir: str | os.PathLike[str] | None,
 ) -> Iterator[Path]:
     outputs = Path(root, "outputs") if output_dir is None else Path(output_dir)
-    folder, number = outputs / "evals" / _safe_name(f"{env_id}--{model}"), 1
-    while True:
-        yield folder / (fingerprint[:8] if number == 1 else f"{fingerprint[:8]}-{number}")
-        number += 1
+    folder = outputs / "evals" / _safe_name(f"{env_id}--{model}")
+    yield folder / fingerprint[:8]
+    yield from (folder / f"{fingerprint[:8]}-{number}" for number in itertools.count(2))
 
 
 def _safe_name(name: str) -> str:
@@ -305,10 +305,8 @@ class RunDirectory:
                     lock.path.unlink(missing_ok=True)
                 lock.release()
                 raise
-        if stored:
-            changed = changed_code(resume_differences(stored["config"], frozen_config(config)))
-        else:
-            changed = []
+        present = frozen_config(config)
+        changed = changed_code(resume_differences(stored["config"], present)) if stored else []
         return cls(path, lock, stored or new_run, stored is not None, config, noted, changed)
 
     @property
@@ -366,11 +364,8 @@ def stored_run(
             if accept_changed_code:
                 return stored
             raise _code_mismatch(path, "a run", differences)
-        listed = "; ".join(
-            f"{key} was {old}, now {new}"
-            for key, pair in differences.items()
-            for old, new in [_excerpts(*pair)]
-        )
+        excerpts = {key: _excerpts(*pair) for key, pair in differences.items()}
+        listed = "; ".join(f"{key} was {old}, now {new}" for key, (old, new) in excerpts.items())
         raise RunMismatch(
             f"{path} holds a run of another configuration: {listed}. "
             "Repeat the old settings to resume it, or choose another directory.",
@@ -407,9 +402,8 @@ def _removed_on_failure(path: Path) -> Iterator[None]:
     """On failure, remove the folders created since, and convert ``OSError`` to ``ConfigError``."""
     missing_folders: list[Path] = []
     try:
-        missing_folders = [
-            folder for folder in (path.absolute(), *path.absolute().parents) if not folder.exists()
-        ]
+        path_up = (path.absolute(), *path.absolute().parents)
+        missing_folders = [folder for folder in path_up if not folder.exists()]
         yield
     except BaseException as error:
         with contextlib.suppress(OSError):  # a folder that is no longer empty stays

@@ -65,9 +65,8 @@ class Identified:
 
         def __new__(cls, *args: object, **kwargs: object) -> Any:
             self = super().__new__(cls)
-            object.__setattr__(
-                self, "_constructor_arguments", constructor_of(cls).by_name(args, kwargs)
-            )
+            arguments = constructor_of(cls).by_name(args, kwargs)
+            object.__setattr__(self, "_constructor_arguments", arguments)
             return self
 
         __signature__ = _ConstructorSignature()
@@ -121,11 +120,8 @@ class _Arguments(dict[str, Any]):
         return self
 
 
-class _Unknown:
-    """Type of ``_UNKNOWN``: neither an argument nor a default."""
-
-
-_UNKNOWN: Any = _Unknown()
+_UNKNOWN: Any = object()
+"""Neither an argument nor a default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +176,12 @@ def _read_constructor(cls: type) -> Constructor:
         if not has_kwargs:
             continue
         code = init.__code__
+        num_arguments = code.co_argcount + code.co_kwonlyargcount
         positional_names = code.co_varnames[1 : code.co_argcount]
-        keyword_only_names = code.co_varnames[
-            code.co_argcount : code.co_argcount + code.co_kwonlyargcount
-        ]
         if is_first:
             positional, defaults = positional_names, defaults_of(init)
-        names |= dict.fromkeys((*positional_names, *keyword_only_names))
+        names |= dict.fromkeys(positional_names)
+        names |= dict.fromkeys(code.co_varnames[code.co_argcount : num_arguments])
         is_first, has_kwargs = False, bool(code.co_flags & inspect.CO_VARKEYWORDS)
     return Constructor(positional, tuple(names), defaults, frozenset(free))
 
@@ -211,13 +206,10 @@ def _annotations(owner: Callable[..., object]) -> Mapping[str, Any]:
 def _is_our_property(cls: type, name: str) -> bool:
     """Whether ``name`` is a property of a library class: those are cheap, an author's
     may not be."""
-    for base in cls.__mro__:
-        if name in vars(base):
-            return (
-                isinstance(vars(base)[name], property)
-                and base.__module__.partition(".")[0] in OUR_PACKAGES
-            )
-    return False
+    owner = next((base for base in cls.__mro__ if name in vars(base)), None)
+    if owner is None or not isinstance(vars(owner)[name], property):
+        return False
+    return owner.__module__.partition(".")[0] in OUR_PACKAGES
 
 
 # --- environments ---------------------------------------------------------------------------------
@@ -281,11 +273,7 @@ def identity_of(env: EnvironmentParts) -> dict[str, Any]:
     parts = {name: described.pop(name) for name in ("parser", "rubric") if name in described}
     # class is env_class; a run may override the others
     excluded = "class", "sampling_args", "score_rollouts"
-    further = {
-        name: value
-        for name, value in described.items()
-        if name not in base and name not in excluded
-    }
+    further = {name: v for name, v in described.items() if name not in (*base, *excluded)}
     return base | {"environment": further} | parts
 
 
@@ -294,13 +282,11 @@ def code_of(env: EnvironmentParts) -> dict[str, str]:
     tools."""
     members = getattr(env, "envs", ())  # of a group of environments
     environments = [env, *(members if isinstance(members, list | tuple) else ())]
-    tools = [
-        tool for environment in environments for tool in getattr(environment, "tools", ()) or ()
-    ]
-    rubrics = [environment.rubric for environment in environments]
+    tools = [tool for member in environments for tool in getattr(member, "tools", ()) or ()]
+    rubrics = [member.rubric for member in environments]
     functions = [function for rubric in rubrics for function in rubric.get_reward_funcs()]
-    parsers = [getattr(environment, "parser", None) for environment in environments]
+    parsers = [getattr(member, "parser", None) for member in environments]
     digests: dict[str, str] = {}
-    for environment in environments:
-        digests |= getattr(environment, "source_digests", {})
+    for member in environments:
+        digests |= getattr(member, "source_digests", {})
     return source_hashes([*environments, *parsers, *rubrics, *functions, *tools], digests)

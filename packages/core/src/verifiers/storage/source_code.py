@@ -33,9 +33,7 @@ def source_hashes(
     folder. Installed libraries, modules imported by a computed name and data files are not
     included. ``digests``: path -> SHA-256 of files as they were when they were run.
     """
-    pending = [
-        source for value in objects if (source := _author_file(_module_name(value))) is not None
-    ]
+    pending = list(filter(None, (_author_file(_module_name(value)) for value in objects)))
     paths: dict[Path, str] = {}
     in_namespaces = names_in_namespaces()
     while pending:
@@ -64,12 +62,9 @@ def _module_name(value: object) -> str | None:
     of its class."""
     while isinstance(value, functools.partial | types.MethodType):
         value = value.func if isinstance(value, functools.partial) else value.__func__
-    owner = value if isinstance(value, type | types.FunctionType) else type(value)
-    name = getattr(
-        inspect.unwrap(owner) if isinstance(owner, types.FunctionType) else owner,
-        "__module__",
-        None,
-    )
+    owner: object = value if isinstance(value, type | types.FunctionType) else type(value)
+    owner = inspect.unwrap(owner) if isinstance(owner, types.FunctionType) else owner
+    name = getattr(owner, "__module__", None)
     return name if isinstance(name, str) else None
 
 
@@ -136,9 +131,9 @@ def _root(module: str, path: Path) -> tuple[Path, Path]:
 
 
 def _is_beside(path: Path, root: Path) -> bool:
-    return path.is_relative_to(root) and not any(
-        part in _LIBRARIES for part in path.relative_to(root).parts
-    )
+    if not path.is_relative_to(root):
+        return False
+    return not any(part in _LIBRARIES for part in path.relative_to(root).parts)
 
 
 def _digest(path: Path) -> str | None:

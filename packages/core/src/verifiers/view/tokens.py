@@ -4,6 +4,7 @@ token ids."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from verifiers.data.token_texts import TokenTexts
 from verifiers.errors import ConfigError
@@ -23,9 +24,9 @@ def pieces_of(name: str) -> Callable[[Sequence[int]], list[str]]:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise ConfigError("--tokenizer needs transformers: pip install transformers") from error
-    options = {"local_files_only": True, "trust_remote_code": False}
+    load: Any = AutoTokenizer.from_pretrained
     try:
-        return TokenTexts(AutoTokenizer.from_pretrained(name, **options))
+        return TokenTexts(load(name, local_files_only=True, trust_remote_code=False))
     except (OSError, ValueError) as error:
         reason = f"no such tokenizer on this machine ({error})"
         raise ConfigError(f"--tokenizer {name}: {reason}") from error
