@@ -94,9 +94,8 @@ def status_line(
     parts = [f"{progress.done}/{progress.total} done"]
     if progress.running or progress.done < progress.total:
         scored = sum(_awaited(state) == SCORING for _, state in progress.running.values())
-        parts.append(
-            f"{len(progress.running)} running{f' ({scored} being scored)' if scored else ''}"
-        )
+        being_scored = f" ({scored} being scored)" if scored else ""
+        parts.append(f"{len(progress.running)} running{being_scored}")
     if progress.rewards:
         parts.append(f"reward {progress.reward_sum / progress.rewards:.3f}")
     if errors := progress.errors.total():
@@ -107,9 +106,8 @@ def status_line(
     if fresh and progress.done < progress.total:
         # from the newest finished rollout, so that the estimate falls while nothing finishes
         per_rollout = max(progress.last_done - progress.started, 1e-9) / fresh
-        remaining_s = max(
-            (progress.total - progress.done) * per_rollout - (now - progress.last_done), 0.0
-        )
+        ends_at = progress.last_done + (progress.total - progress.done) * per_rollout
+        remaining_s = max(ends_at - now, 0.0)
         remaining_s = remaining_s if time_left is None else time_left.update(remaining_s, now)
         # 0 would be wrong while the last rollouts are waited for
         parts.append(f"{duration(remaining_s)} left" if remaining_s >= 0.5 else duration(elapsed))
@@ -248,9 +246,8 @@ class BarDisplay(Display):
             self._live.stop()
             self._live = None
         if self.progress is not None:
-            self._ended.append(
-                (self.label, status_line(self.progress, time.monotonic()), exit_code == 0)
-            )
+            status = status_line(self.progress, time.monotonic())
+            self._ended.append((self.label, status, exit_code == 0))
         super().finish(exit_code)
 
     def note(self, text: str) -> None:
@@ -270,9 +267,8 @@ class BarDisplay(Display):
         share = progress.done / progress.total if progress.total else 0.0
         full = round(share * BAR_CHARS)
         block = Text(f"{self.label}  ", style="bold", no_wrap=False)
-        block.append("━" * full, style="green").append(
-            "─" * (BAR_CHARS - full), style="bright_black"
-        )
+        block.append("━" * full, style="green")
+        block.append("─" * (BAR_CHARS - full), style="bright_black")
         block.append(f"  {self._status(progress, now)}", style="not bold")
         if line := waiting_line(progress, now):
             block.append(f"\n{line}", style="not bold yellow")
@@ -280,28 +276,25 @@ class BarDisplay(Display):
 
     def _before(self) -> list[Any]:
         """A line for each of the last ``NUM_NEIGHBOURS`` finished runs."""
-        from rich.text import Text
-
         left_out = len(self._ended) - NUM_NEIGHBOURS
-        lines = [Text(f"… {left_out} more before", style="bright_black")] if left_out > 0 else []
+        lines = [_line(f"… {left_out} more before")] if left_out > 0 else []
         for label, numbers, succeeded in self._ended[-NUM_NEIGHBOURS:]:
-            mark, style = ("✓ ", "green") if succeeded else ("✗ ", "red")
-            line = Text(mark, style=style, no_wrap=True, overflow="ellipsis")
+            line = _line("✓ ", "green") if succeeded else _line("✗ ", "red")
             lines.append(line.append(f"{label}  {numbers}", style="default"))
         return lines
 
     def _after(self) -> list[Any]:
         """A line for each of the next ``NUM_NEIGHBOURS`` runs."""
-        from rich.text import Text
-
-        next_ones = self._coming[:NUM_NEIGHBOURS]
-        lines = [
-            Text(f"· {label}", style="bright_black", no_wrap=True, overflow="ellipsis")
-            for label in next_ones
-        ]
+        lines = [_line(f"· {label}") for label in self._coming[:NUM_NEIGHBOURS]]
         if (left_out := len(self._coming) - NUM_NEIGHBOURS) > 0:
-            lines.append(Text(f"… {left_out} more to come", style="bright_black"))
+            lines.append(_line(f"… {left_out} more to come"))
         return lines
+
+
+def _line(text: str, style: str = "bright_black") -> Any:
+    from rich.text import Text
+
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 class JsonDisplay(Display):
@@ -313,11 +306,10 @@ class JsonDisplay(Display):
         self._facts = facts
 
     def tick(self) -> None:
-        if self.progress is not None and self._done is None and self.progress.total:
-            self._done = self.progress.resumed
-            self._event(
-                "start", **self._facts, total=self.progress.total, resumed=self.progress.resumed
-            )
+        progress = self.progress
+        if progress is not None and self._done is None and progress.total:
+            self._done = progress.resumed
+            self._event("start", **self._facts, total=progress.total, resumed=progress.resumed)
 
     def rows(self, outputs: Sequence[Any]) -> None:
         self.tick()
@@ -336,10 +328,8 @@ class JsonDisplay(Display):
 
     def finish(self, exit_code: int) -> None:
         self.tick()
-        if self.progress is not None:
-            self._event(
-                "end", exit_code=exit_code, done=self.progress.done, total=self.progress.total
-            )
+        if (progress := self.progress) is not None:
+            self._event("end", exit_code=exit_code, done=progress.done, total=progress.total)
         super().finish(exit_code)
 
     def note(self, text: str) -> None:
@@ -349,10 +339,9 @@ class JsonDisplay(Display):
         self._event("warning", message=redacted_text(text))
 
     def _event(self, name: str, **facts: object) -> None:
-        facts = {
-            key: None if isinstance(v, float) and not math.isfinite(v) else v
-            for key, v in facts.items()
-        }
+        for key, value in facts.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                facts[key] = None
         print(json.dumps({"event": name, **facts}), file=self.stream, flush=True)
 
 
@@ -403,10 +392,8 @@ class LogHandler(logging.Handler):
         except Exception:  # noqa: BLE001 - bad format arguments of a message; logging reports them on stderr
             self.handleError(record)
             return
-        if record.levelno >= logging.WARNING:
-            self.display.warn(text)
-        else:
-            self.display.note(text)
+        show = self.display.warn if record.levelno >= logging.WARNING else self.display.note
+        show(text)
 
 
 @contextmanager
@@ -415,9 +402,8 @@ def logging_to(display: Display, verbose: bool, quiet: bool) -> Iterator[None]:
     ``ConfigError``."""
     variable = os.environ.get("VF_LOG_LEVEL", "").upper()
     if variable and variable not in LOG_LEVELS:
-        raise ConfigError(
-            f"VF_LOG_LEVEL is {variable!r}; it must be one of {', '.join(LOG_LEVELS)}"
-        )
+        levels = ", ".join(LOG_LEVELS)
+        raise ConfigError(f"VF_LOG_LEVEL is {variable!r}; it must be one of {levels}")
     logger, handler = logging.getLogger("verifiers"), LogHandler(display)
     level = "DEBUG" if verbose else "ERROR" if quiet else variable or "WARNING"
     before = logger.level, logger.propagate

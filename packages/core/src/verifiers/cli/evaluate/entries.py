@@ -65,10 +65,8 @@ def _combination(entry: Entry, settings: EvalSettings) -> dict[str, Any]:
     for name in entry.swept:
         table, _, member = name.partition(".")
         value = getattr(settings, table)
-        if not member:
-            values[name] = value
-        elif member in value:
-            values[name] = value[member]
+        if not member or member in value:
+            values[name] = value[member] if member else value
     return values
 
 
@@ -76,16 +74,10 @@ def _nothing_to_evaluate(line: CommandLine) -> str:
     from verifiers.environments.registry import list_environments
 
     if line.files:
-        files = ", ".join(line.files)
-        return (
-            f"{files} has neither [[eval]] nor [[ablation]]: add one with an env_id, or name an"
-            " environment"
-        )
-    installed = (
-        ", ".join(info.id for info in list_environments()) or "none; vf-install installs one"
-    )
-    if line.flags.get("resume"):
-        hint = f" (--resume took {line.flags['resume']!r} for its folder)"
-    else:
-        hint = ""
+        files, advice = ", ".join(line.files), "add one with an env_id, or name an environment"
+        return f"{files} has neither [[eval]] nor [[ablation]]: {advice}"
+    ids = ", ".join(info.id for info in list_environments())
+    installed = ids or "none; vf-install installs one"
+    resume = line.flags.get("resume")
+    hint = f" (--resume took {resume!r} for its folder)" if resume else ""
     return f"name an environment: vf-eval ENV_ID{hint}; installed: {installed}"

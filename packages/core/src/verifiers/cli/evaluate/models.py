@@ -12,6 +12,7 @@ Only `Choice.ask` contacts a server, and only for its list of models.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -88,25 +89,17 @@ def choose(settings: EvalSettings) -> Choice:
     if os.environ.get(variable):
         if vendor != vendor_of(DEFAULT_CLIENT_TYPE):
             return Choice(_client(settings), None)
-        return Choice(
-            _client(settings, DEFAULT_OPENAI_MODEL),
-            DEFAULT_OPENAI_MODEL,
-            f"model: {DEFAULT_OPENAI_MODEL}, because {variable} is set",
-        )
+        note = f"model: {DEFAULT_OPENAI_MODEL}, because {variable} is set"
+        return Choice(_client(settings, DEFAULT_OPENAI_MODEL), DEFAULT_OPENAI_MODEL, note)
     if settings.api_key_var:
-        raise ConfigError(
-            f"-k names the variable {variable}, which is not set: export {variable}=…"
-        )
-    if settings.api_client_type is None and is_installed():
-        return _local(
-            "local",
-            "model: the local one, because no key and no server is configured; -m chooses another",
-        )
+        unset = f"{variable}, which is not set: export {variable}=…"
+        raise ConfigError(f"-k names the variable {unset}")
     if settings.api_client_type is not None:
-        raise ConfigError(
-            f"--client {settings.api_client_type} needs an endpoint: set {variable}, or name a"
-            " server with -b"
-        )
+        ways = f"set {variable}, or name a server with -b"
+        raise ConfigError(f"--client {settings.api_client_type} needs an endpoint: {ways}")
+    if is_installed():
+        why = "because no key and no server is configured; -m chooses another"
+        return _local("local", f"model: the local one, {why}")
     raise ConfigError(f"no model is configured; three ways: {WAYS}")
 
 
@@ -122,10 +115,9 @@ def _local(model: str, note: str | None) -> Choice:
 def is_folder(model: str) -> bool:
     """Whether ``-m`` names a folder. *Raises* ``ConfigError`` for a path where nothing is."""
     is_path = model.startswith((".", "/", "~"))
-    if is_path and not os.path.isdir(os.path.expanduser(model)):
-        raise ConfigError(
-            f"-m {model}: there is no folder {os.path.abspath(os.path.expanduser(model))}"
-        )
+    folder = os.path.expanduser(model)
+    if is_path and not os.path.isdir(folder):
+        raise ConfigError(f"-m {model}: there is no folder {os.path.abspath(folder)}")
     return is_path or os.path.isdir(model)
 
 
@@ -163,35 +155,33 @@ def _price_note(settings: EvalSettings, model: str) -> str | None:
     price = None if settings.price else _list_price(settings, model)
     if price is None:
         return None
-    read, sampled = price
-    return (
-        f"prices: ${read:g} and ${sampled:g} per million tokens read and sampled, as listed in"
-        f" {AS_OF}; --price gives others"
-    )
+    prices = f"${price[0]:g} and ${price[1]:g} per million tokens read and sampled"
+    return f"prices: {prices}, as listed in {AS_OF}; --price gives others"
 
 
 def _client(settings: EvalSettings, model: str = "") -> Any:
-    read, sampled = settings.price or _list_price(settings, model) or (None, None)
-    return as_client(
-        ClientConfig(
-            api_base_url=settings.api_base_url
-            or os.environ.get(_vendor(settings).base_url_var)
-            or VENDOR,
-            api_key_var=settings.api_key_var or VENDOR,
-            client_type=settings.api_client_type or DEFAULT_CLIENT_TYPE,
-            extra_headers=settings.header,
-            extra_headers_from_state=settings.header_from_state,
-            usd_per_million_input_tokens=read,
-            usd_per_million_output_tokens=sampled,
-        )
+    prices = settings.price or _list_price(settings, model) or (None, None)
+    priced: dict[str, Any] = dict(zip(PRICE_FIELDS, prices, strict=True))
+    base_url = settings.api_base_url or os.environ.get(_vendor(settings).base_url_var)
+    config = ClientConfig(
+        api_base_url=base_url or VENDOR,
+        api_key_var=settings.api_key_var or VENDOR,
+        client_type=settings.api_client_type or DEFAULT_CLIENT_TYPE,
+        extra_headers=settings.header,
+        extra_headers_from_state=settings.header_from_state,
+        **priced,
     )
+    return as_client(config)
 
 
 def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
     """The endpoint of an alias; explicit settings win over its entry."""
-    options = {"api_base_url": settings.api_base_url, "api_key_var": settings.api_key_var}
-    options["client_type"] = settings.api_client_type
-    explicit: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    options: dict[str, Any] = {
+        "api_base_url": settings.api_base_url,
+        "api_key_var": settings.api_key_var,
+        "client_type": settings.api_client_type,
+    }
+    explicit = {name: value for name, value in options.items() if value is not None}
     if settings.api_base_url is not None:
         explicit |= dict.fromkeys(PRICE_FIELDS)  # the entry's prices do not apply to another server
     if settings.price is not None:
@@ -238,25 +228,22 @@ def price_list(settings: EvalSettings) -> dict[str, tuple[float, float]]:
     does.
     """
     prices: dict[str, tuple[float, float]] = {}
-    for variant in (variant for group in _registry(settings).values() for variant in group):
+    registry, evaluated = _registry(settings), settings.model or ""
+    for variant in itertools.chain.from_iterable(registry.values()):
         read, sampled = (getattr(variant, name) for name in PRICE_FIELDS)
         if read is not None and sampled is not None:
             before = prices.get(variant.model, (0.0, 0.0))
             prices[variant.model] = max(before[0], read), max(before[1], sampled)
     if settings.api_base_url is not None:
-        for variant in _registry(settings).get(settings.model or "", ()):
-            prices.pop(variant.model, None)
-        prices.pop(settings.model or "", None)
+        for name in (evaluated, *(variant.model for variant in registry.get(evaluated, ()))):
+            prices.pop(name, None)
     return prices
 
 
 def _near_alias(model: str, registry: Mapping[str, EndpointGroup]) -> str | None:
-    if match := close_match(model, registry):
-        return (
-            f"{model!r} is not an alias of the registry (did you mean {match!r}?); it is used as a"
-            " model's name"
-        )
-    return None
+    match = close_match(model, registry)
+    hint = f"is not an alias of the registry (did you mean {match!r}?)"
+    return f"{model!r} {hint}; it is used as a model's name" if match else None
 
 
 def with_names(settings: EvalSettings) -> EvalSettings:
@@ -271,11 +258,8 @@ def with_names(settings: EvalSettings) -> EvalSettings:
     added: dict[str, Any] = {"endpoints_path": str(path.resolve()) if path is not None else None}
     if settings.model is None and choice.model is not None:
         added["model"] = "local" if getattr(choice.client, "is_local", False) else choice.model
-    variable = _vendor(settings).base_url_var
-    if (
-        settings.api_base_url is None
-        and os.environ.get(variable)
-        and isinstance(choice.client, HttpClient)
-    ):
+    from_environment = os.environ.get(_vendor(settings).base_url_var)
+    is_named = settings.api_base_url is not None or not from_environment
+    if not is_named and isinstance(choice.client, HttpClient):
         added["api_base_url"] = choice.client.base_url
     return replace(settings, **added)

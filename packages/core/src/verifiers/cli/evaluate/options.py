@@ -13,7 +13,7 @@ import json
 import math
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -129,21 +129,17 @@ def _json_or_text(text: str) -> Any:
 def _by_header(value: object, separator: str, format_: str) -> dict[str, str]:
     """Texts in ``format_``, or a table, as header name -> the text after the separator."""
     excerpt = _begin if separator == ":" else str  # the other has names alone
-    pairs = list(value.items()) if isinstance(value, Mapping) else []
-    for line in (
-        [] if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
-    ):
-        name, divider, content = str(line).partition(separator)
-        if not divider:
-            raise ValueError(f"must be {format_}, not {excerpt(line)!r}")
-        pairs.append((name, content))
+    pairs: Iterable[Iterable[Any]] = value.items() if isinstance(value, Mapping) else ()
+    if not isinstance(value, Mapping):
+        lines = value if isinstance(value, list | tuple) else [value]
+        for line in lines:
+            if separator not in str(line):
+                raise ValueError(f"must be {format_}, not {excerpt(line)!r}")
+        pairs = [str(line).split(separator, 1) for line in lines]
     headers = {str(name).strip(): str(content).strip() for name, content in pairs}
-    if bad := [
-        name
-        for name in headers
-        if not name or not name.isascii() or not name.isprintable() or " " in name
-    ]:
-        raise ValueError(f"has a header name that cannot be sent: {excerpt(bad[0])!r}")
+    for name in headers:
+        if not name or not name.isascii() or not name.isprintable() or " " in name:
+            raise ValueError(f"has a header name that cannot be sent: {excerpt(name)!r}")
     return headers
 
 
@@ -196,11 +192,9 @@ def _two_numbers(meaning: str) -> Callable[[object], tuple[float, float]]:
 def _names(value: object) -> tuple[str, ...]:
     """A list of names, or names in one text."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not all(
-        isinstance(name, str) and name for name in names
-    ):
-        raise ValueError(f"must be names separated by commas, not {names!r}")
-    return tuple(names)
+    if isinstance(names, list | tuple) and all(isinstance(n, str) and n for n in names):
+        return tuple(names)
+    raise ValueError(f"must be names separated by commas, not {names!r}")
 
 
 def _formats(value: object) -> tuple[str, ...]:
@@ -447,29 +441,18 @@ def _is_below(path: str, folder: str) -> bool:
 
 def contradictions(settings: EvalSettings) -> list[str]:
     """A sentence for each pair of conflicting settings."""
+    resume, folder, one_of = settings.resume, settings.output_dir, "give one of them"
+    no_save = "--no-save keeps nothing on disk"
     problems = []
-    if settings.fresh and settings.resume is not None:
-        problems.append(
-            "--fresh starts a new run and --resume continues an old one; give one of them"
-        )
-    if not settings.save_results and settings.resume is not None:
-        problems.append(
-            "--no-save keeps nothing on disk, so there is nothing to --resume; give one of them"
-        )
-    if (
-        settings.resume
-        and settings.output_dir
-        and not _is_below(settings.resume, settings.output_dir)
-    ):
-        problems.append(
-            f"--resume {settings.resume} already names the run directory, which is not in"
-            f" {settings.output_dir}; leave out --output-dir"
-        )
+    if settings.fresh and resume is not None:
+        problems.append(f"--fresh starts a new run and --resume continues an old one; {one_of}")
+    if not settings.save_results and resume is not None:
+        problems.append(f"{no_save}, so there is nothing to --resume; {one_of}")
+    if resume and folder and not _is_below(resume, folder):
+        where = f"already names the run directory, which is not in {folder}"
+        problems.append(f"--resume {resume} {where}; leave out --output-dir")
     if not settings.save_results and settings.export:
-        problems.append(
-            "--no-save keeps nothing on disk, and --export writes beside the saved run; give one of"
-            " them"
-        )
+        problems.append(f"{no_save}, and --export writes beside the saved run; {one_of}")
     if settings.save_to_hf_hub and not settings.hf_hub_dataset_name:
         problems.append("--save-to-hf-hub needs a name: add -D OWNER/NAME")
     return problems

@@ -49,12 +49,8 @@ class Report:
 
     def to_json(self) -> str:
         """The object of ``--json``, on one line."""
-        content: dict[str, Any] = {
-            "schema": SCHEMA,
-            "ok": self.exit_code == 0,
-            "exit_code": self.exit_code,
-        }
-        content |= {"runs": self.runs, **self.texts, "error": self.error}
+        state = {"schema": SCHEMA, "ok": self.exit_code == 0, "exit_code": self.exit_code}
+        content = state | {"runs": self.runs, **self.texts, "error": self.error}
         return json.dumps(content, allow_nan=False)
 
 
@@ -81,10 +77,10 @@ def run_facts(
     if it is known.
     """
     facts = {**(results.summary() if summary is None else summary), **more}
-    local_model = results.metadata.get("local_model")
-    return {key: facts.get(key) for key in RUN_KEYS} | (
-        {"local_model": local_model} if local_model else {}
-    )
+    run = {key: facts.get(key) for key in RUN_KEYS}
+    if local_model := results.metadata.get("local_model"):
+        run["local_model"] = local_model
+    return run
 
 
 def print_summary(
@@ -106,14 +102,11 @@ def print_summary(
     facts = {**(results.summary() if summary is None else summary), **facts}
     console = Console(file=stream, highlight=False, markup=False, soft_wrap=True)
     console.print(Text(escape_control(f"{facts['env_id']} · {facts['model']}"), style="bold"))
-    lines = [
-        (escape_control(name), escape_control(str(value))) for name, value in _lines(facts, notes)
-    ]
+    lines = [(escape_control(n), escape_control(str(v))) for n, v in _lines(facts, notes)]
     width = max(len(name) for name, _ in lines) + 2
     for name, value in lines:
-        console.print(
-            Text(f"  {name:<{width}}", style="cyan").append(value, style="not bold default")
-        )
+        line = Text(f"  {name:<{width}}", style="cyan")
+        console.print(line.append(value, style="not bold default"))
     if samples:
         for title, output in _samples(results):
             console.print()
@@ -147,9 +140,8 @@ def _sampling(facts: Mapping[str, Any]) -> str:
     local = facts.get("local_model")
     sampling = {**(local or {}).get("sampling", {}), **facts["sampling_args"]}
     defaults = "" if local or "temperature" in sampling else "the rest by the server's defaults"
-    return "; ".join(
-        filter(None, (", ".join(f"{name} {value}" for name, value in sampling.items()), defaults))
-    )
+    listed = ", ".join(f"{name} {value}" for name, value in sampling.items())
+    return "; ".join(filter(None, (listed, defaults)))
 
 
 # --- several runs ---------------------------------------------------------------------------------
@@ -162,30 +154,15 @@ def table_rows(
 
     ``runs``: of `run_facts`; ``varied``: the combination of each run's ablation.
     """
-    keys = [
-        "env_id",
-        "model",
-        *dict.fromkeys(name for combination in varied for name in combination),
-    ]
     labels = [{"env_id": run["env_id"], "model": run["model"]} for run in runs]
     values = [{**combination, **names} for combination, names in zip(varied, labels, strict=True)]
-    differing = [key for key in keys if len({repr(value.get(key)) for value in values}) > 1] or [
-        "env_id"
-    ]
+    keys = dict.fromkeys(["env_id", "model", *itertools.chain.from_iterable(varied)])
+    differing = [key for key in keys if len({repr(value.get(key)) for value in values}) > 1]
+    differing = differing or ["env_id"]
     costs = [run["cost_usd"] for run in runs]
     has_cost = any(cost is not None for cost in costs)
-    cost_heading = ["cost"] if has_cost else []
-    rows = [
-        [
-            *differing,
-            "reward ± standard error",
-            "rollouts",
-            "errors",
-            "tokens",
-            *cost_heading,
-            "time",
-        ]
-    ]
+    numbers = ["rollouts", "errors", "tokens", *(["cost"] if has_cost else []), "time"]
+    rows = [[*differing, "reward ± standard error", *numbers]]
     for run, value in zip(runs, values, strict=True):
         stderr = f" ± {run['reward_stderr']:.3f}" if run["reward_stderr"] is not None else ""
         tokens = sum(count for name, count in run["usage"].items() if not name.startswith("final_"))
@@ -209,9 +186,9 @@ def _cost(usd: float | None) -> str:
 
 
 def _cell(value: object) -> str:
-    return (
-        value if isinstance(value, str) else "" if value is None else json.dumps(value, default=str)
-    )
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value, default=str)
 
 
 def print_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
@@ -221,9 +198,9 @@ def print_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
     cells = [[escape_control(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
-        first, *later_cells = (f"{cell:<{width}}" if n == 0 else f"{cell:>{width}}" for n, (cell, width) in
-                        enumerate(zip(row, widths, strict=True)))  # fmt: skip
-        print("  ".join([first, *later_cells]).rstrip(), file=stream)
+        first, *later = zip(row, widths, strict=True)
+        columns = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in later)]
+        print("  ".join(columns).rstrip(), file=stream)
 
 
 # --- samples --------------------------------------------------------------------------------------
@@ -237,9 +214,7 @@ def _samples(results: GenerateOutputs) -> list[tuple[str, Any]]:
     rewards, examples = measured.rewards, measured.examples
 
     def numbers() -> Iterator[tuple[int, float]]:
-        return (
-            (position, reward) for position, reward in enumerate(rewards) if not math.isnan(reward)
-        )
+        return ((n, reward) for n, reward in enumerate(rewards) if not math.isnan(reward))
 
     best = max(numbers(), key=itemgetter(1), default=None)
     worst = min(numbers(), key=itemgetter(1), default=None)
@@ -248,23 +223,14 @@ def _samples(results: GenerateOutputs) -> list[tuple[str, Any]]:
     elif best[1] > worst[1]:
         picks = [("best", best[0]), ("worst", worst[0])]
     else:
-        best_example, each = examples[best[0]], zip(rewards, examples, strict=True)
-        different = (
-            position
-            for position, (reward, key) in enumerate(each)
-            if not math.isnan(reward) and key != best_example
-        )
+        different = (n for n, _ in numbers() if examples[n] != examples[best[0]])
         picks = [("a rollout", position) for position in (best[0], *itertools.islice(different, 1))]
-    samples = [(which, results.at(position)) for which, position in picks]
-    return [(_title(which, output), output) for which, output in samples]
-
-
-def _title(which: str, output: Mapping[str, Any]) -> str:
-    reward = output["reward"]
-    return (
-        f"{which}: example {output['example_id']}, reward"
-        f" {'unknown' if math.isnan(reward) else f'{reward:.3f}'}"
-    )
+    samples = []
+    for which, position in picks:
+        output = results.at(position)
+        reward = "unknown" if math.isnan(output["reward"]) else f"{output['reward']:.3f}"
+        samples.append((f"{which}: example {output['example_id']}, reward {reward}", output))
+    return samples
 
 
 def transcript(output: Mapping[str, Any]) -> str:
@@ -272,11 +238,7 @@ def transcript(output: Mapping[str, Any]) -> str:
     ``MAX_MESSAGE_CHARS``."""
     from verifiers.runtime.terminal import escape_control
 
-    parts = [
-        _conversation(output["prompt"], "prompt"),
-        _conversation(output["completion"], "completion"),
-    ]
-    paragraphs = [paragraph for part in parts for paragraph in part]
+    paragraphs = [p for name in ("prompt", "completion") for p in _conversation(output[name], name)]
     if len(paragraphs) > MAX_MESSAGES:
         left_out = f"… {len(paragraphs) - MAX_MESSAGES} messages left out …"
         half = MAX_MESSAGES // 2
@@ -291,9 +253,9 @@ def transcript(output: Mapping[str, Any]) -> str:
 
 def render_answer(answer: object) -> str:
     """An expected answer as text: itself, or as JSON."""
-    return (
-        answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
-    )
+    if isinstance(answer, str):
+        return answer
+    return json.dumps(answer, ensure_ascii=False, default=str)
 
 
 def _conversation(messages: Messages | None, role: str) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,15 +81,12 @@ class _Reader:
 
     def settings(self, table: Mapping[str, Any], section: str, where: KeyPath) -> dict[str, Any]:
         """The table's settings by name, checked."""
-        assignments = [
-            Assignment((key,), value, self.file.location(*where, key))
-            for key, value in table.items()
-        ]
+        places = {key: self.file.location(*where, key) for key in table}
+        assignments = [Assignment((key,), table[key], place) for key, place in places.items()]
         values = self.fields.read(assignments, section, self.problems, also=("eval", "ablation"))
         if "endpoints_path" in values:
-            values["endpoints_path"] = str(
-                self.file.path.parent / Path(values["endpoints_path"]).expanduser()
-            )
+            registry = Path(values["endpoints_path"]).expanduser()
+            values["endpoints_path"] = str(self.file.path.parent / registry)
         return values
 
     def evaluations(self, tables: object) -> list[Entry]:
@@ -108,18 +106,17 @@ class _Reader:
             ids, fixed = self.ids(table, section, where), self.settings(table, section, where)
             axes = self.axes(sweep, section, where)
             swept = [name for options in axes for name in _names(options)]
+            fixed_names = {_canonical(name) for name in _names([fixed])}
+            counts = Counter(map(_canonical, swept))
             for name in swept:
-                path = (*where, "sweep", *name.split("."))
-                if _canonical(name) in {_canonical(fixed_name) for fixed_name in _names([fixed])}:
-                    self.problem(
-                        path,
-                        f"{section} gives {name} a fixed value and sweeps it; leave one of"
-                        " them out",
-                    )
-                elif [_canonical(swept_name) for swept_name in swept].count(_canonical(name)) > 1:
-                    self.problem(
-                        path, f"{section} sweeps {_canonical(name)} twice; leave one of them out"
-                    )
+                canonical, why = _canonical(name), ""
+                if canonical in fixed_names:
+                    why = f"gives {name} a fixed value and sweeps it"
+                elif counts[canonical] > 1:
+                    why = f"sweeps {canonical} twice"
+                if why:
+                    path = (*where, "sweep", *name.split("."))
+                    self.problem(path, f"{section} {why}; leave one of them out")
             for env_id, combination in itertools.product(ids, itertools.product(*axes)):
                 entries.append(Entry(env_id, functools.reduce(layered, combination, fixed), swept))
         return entries
@@ -127,10 +124,8 @@ class _Reader:
     def axes(self, sweep: object, section: str, where: KeyPath) -> list[list[dict[str, Any]]]:
         """For each swept key, a list of settings, one for each of its values."""
         if not isinstance(sweep, dict) or not sweep:
-            self.problem(
-                where,
-                f"{section} sweeps nothing: add [ablation.sweep] with a list of values to try",
-            )
+            advice = "add [ablation.sweep] with a list of values to try"
+            self.problem(where, f"{section} sweeps nothing: {advice}")
             return []
         axes, section, where = [], f"[ablation.sweep] of {section}", (*where, "sweep")
         for key, values in sweep.items():
@@ -141,16 +136,13 @@ class _Reader:
                 listed = self.values((*where, key), key, values, section)
                 axes.append([self.settings({key: value}, section, where) for value in listed])
             elif not values:
-                self.problem(
-                    (*where, key),
-                    f"{key} in {section} is empty; name what to vary, with a list of values",
-                )
+                advice = "name what to vary, with a list of values"
+                self.problem((*where, key), f"{key} in {section} is empty; {advice}")
             else:
                 for member, options in values.items():
                     listed = self.values((*where, key, member), f"{key}.{member}", options, section)
-                    axes.append(
-                        [self.settings({key: {member: value}}, section, where) for value in listed]
-                    )
+                    tables = [{key: {member: value}} for value in listed]
+                    axes.append([self.settings(table, section, where) for table in tables])
         return axes
 
     def values(self, path: KeyPath, key: str, values: object, section: str) -> list[Any]:
@@ -174,19 +166,14 @@ class _Reader:
         """Remove the environment ids from a table and return them."""
         id_values = {key: table.pop(key) for key in ENTRY_KEYS if key in table}
         if len(id_values) != 1:
-            if not id_values:
-                wrong = "has no env_id"
-            else:
-                wrong = f"has {' and '.join(id_values)}; give one of them"
+            several = f"has {' and '.join(id_values)}; give one of them"
+            wrong = several if id_values else "has no env_id"
             self.problem((*where, *list(id_values)[:1]), f"{section} {wrong}")
             return []
         ((key, value),) = id_values.items()
         ids = value if key == "env_ids" else [value]
-        if (
-            not isinstance(ids, list)
-            or not ids
-            or not all(isinstance(env_id, str) and env_id for env_id in ids)
-        ):
+        is_list = isinstance(ids, list) and bool(ids)
+        if not is_list or not all(isinstance(env_id, str) and env_id for env_id in ids):
             expected = "a list of ids" if key == "env_ids" else "an id"
             self.problem((*where, key), f"{key} in {section} must be {expected}, not {value!r}")
             return []
@@ -199,13 +186,10 @@ class _Reader:
 def _names(options: Sequence[Mapping[str, Any]]) -> list[str]:
     """Dotted names of the settings, with one name per member of a table: ``temperature``,
     ``env_args.max_turns``."""
-    names: dict[str, None] = {}
-    for settings in options:
-        for name, value in settings.items():
-            names |= dict.fromkeys(
-                (f"{name}.{member}" for member in value) if name in MERGED else (name,)
-            )
-    return list(names)
+    names: list[str] = []
+    for name, value in (pair for settings in options for pair in settings.items()):
+        names += [f"{name}.{member}" for member in value] if name in MERGED else [name]
+    return list(dict.fromkeys(names))
 
 
 def _canonical(name: str) -> str:
@@ -235,9 +219,8 @@ def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
                 value = "none"
             if isinstance(value, Mapping):
                 value, left_out = without_secrets(value)
-                comments += "".join(
-                    f"# {name}.{key} is a secret and is not printed\n" for key in left_out
-                )
+                for key in left_out:
+                    comments += f"# {name}.{key} is a secret and is not printed\n"
             if isinstance(value, str) and (printable := redacted_text(value)) != value:
                 value = printable
                 comments += f"# {name} holds a secret: write it again where *** stands\n"
@@ -308,8 +291,7 @@ def _editable_folder(direct_url: str) -> Path | None:
 
     try:
         origin = decode_json(direct_url)
-        return (
-            Path(unquote(urlparse(origin["url"]).path)) if origin["dir_info"]["editable"] else None
-        )
+        path = Path(unquote(urlparse(origin["url"]).path))
+        return path if origin["dir_info"]["editable"] else None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
