@@ -15,6 +15,7 @@ recorded token ids.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,9 +92,9 @@ class Difference:
     def __str__(self) -> str:
         return (
             f"conversation {self.conversation!r}: the prompt of turn {self.turn} does not begin"
-            f" with the previous rendering; the {self.part} differs at token {self.position}\n   "
-            f" before: {list(self.before.ids)} {self.before.text!r}\n    after: "
-            f" {list(self.after.ids)} {self.after.text!r}"
+            f" with the previous rendering; the {self.part} differs at token {self.position}"
+            f"\n    before: {list(self.before.ids)} {self.before.text!r}"
+            f"\n    after:  {list(self.after.ids)} {self.after.text!r}"
         )
 
 
@@ -130,11 +131,8 @@ class ContextReport:
         lines = [f"the chat template {'only appends' if self.ok else 'does NOT only append'}"]
         failed = {difference.conversation for difference in self.differences}
         lines += [f"  {name}: {'differs' if name in failed else 'ok'}" for name in self.checked]
-        lines += [
-            f"  {name}: not rendered, the template raised {message}"
-            for name, message in self.refused
-        ]
-        lines += [str(difference) for difference in self.differences]
+        lines += [f"  {n}: not rendered, the template raised {text}" for n, text in self.refused]
+        lines += map(str, self.differences)
         return "\n".join([*lines, self.advice] if self.advice else lines)
 
 
@@ -197,65 +195,37 @@ def _conversations(
         conversation = [_plain(message) for message in normalize_chat(list(messages))]
         if not any(message["role"] == "assistant" for message in conversation):
             raise ConfigError("messages contain no assistant message; the check needs at least one")
-        yield (
-            "given",
-            conversation if conversation[-1]["role"] != "assistant" else [*conversation, THANKS],
-            tools,
-        )
+        end = [THANKS] if conversation[-1]["role"] == "assistant" else []
+        yield "given", [*conversation, *end], tools
         return
-    first, second = _user("What is 2 + 2?"), _user("And 3 + 3?")
-    yield "plain", [first, _assistant("It is 4."), second, _assistant("It is 6."), THANKS], tools
-    yield (
-        "think",
-        [
-            first,
-            _assistant("<think>\nTwo twos are four.\n</think>\n\nIt is 4."),
-            second,
-            _assistant("<think>\nTwo threes are six.\n</think>\n\nIt is 6."),
-            THANKS,
-        ],
-        tools,
+    first, second = ({"role": "user", "content": t} for t in ("What is 2 + 2?", "And 3 + 3?"))
+    answers = _assistant("It is 4."), _assistant("It is 6.")
+    thoughts = (
+        _assistant("<think>\nTwo twos are four.\n</think>\n\nIt is 4."),
+        _assistant("<think>\nTwo threes are six.\n</think>\n\nIt is 6."),
     )
+    for name, (one, two) in (("plain", answers), ("think", thoughts)):
+        yield name, [first, one, second, two, THANKS], tools
     offered = tools or [WEATHER]
     for name, thought in (
         ("tools", ""),
         ("think and tools", "<think>\nI should look.\n</think>\n\n"),
     ):
-        call: dict[str, Any] = {
-            "id": "call00001",
-            "type": "function",
-            "function": _call_of(offered[0]),
-        }
-        yield (
-            name,
-            [
-                first,
-                {**_assistant(thought), "tool_calls": [call]},
-                {
-                    "role": "tool",
-                    "content": "It is sunny.",
-                    "tool_call_id": call["id"],
-                    "name": call["function"]["name"],
-                },
-                _assistant(f"{thought}The answer is sunny."),
-                second,
-                _assistant(f"{thought}It is 6."),
-                THANKS,
-            ],
-            offered,
-        )
-
-
-def _call_of(tool: Mapping[str, Any]) -> dict[str, Any]:
-    function = tool.get("function") or tool
-    return {
-        "name": function["name"],
-        "arguments": example_arguments(function.get("parameters") or {}),
-    }
-
-
-def _user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
+        tool = offered[0].get("function") or offered[0]
+        arguments = example_arguments(tool.get("parameters") or {})
+        function = {"name": tool["name"], "arguments": arguments}
+        call = {"id": "call00001", "type": "function", "function": function}
+        result = {"tool_call_id": call["id"], "name": tool["name"]}
+        messages = [
+            first,
+            {**_assistant(thought), "tool_calls": [call]},
+            {"role": "tool", "content": "It is sunny.", **result},
+            _assistant(f"{thought}The answer is sunny."),
+            second,
+            _assistant(f"{thought}It is 6."),
+            THANKS,
+        ]
+        yield name, messages, offered
 
 
 def _assistant(text: str) -> dict[str, Any]:
@@ -290,15 +260,8 @@ class _Renderer:
 
     def ids(self, messages: Sequence[dict[str, Any]], generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation, from any container that tokenizers return."""
-        return self._flat(
-            rendered(
-                self.tokenizer,
-                list(messages),
-                tools=self.tools,
-                add_generation_prompt=generation_prompt,
-                tokenize=True,
-            )
-        )
+        options = {"tools": self.tools, "add_generation_prompt": generation_prompt}
+        return self._flat(rendered(self.tokenizer, list(messages), tokenize=True, **options))
 
     def answer_ids(self, message: Mapping[str, Any]) -> list[int]:
         """Token ids of a completion's text, without the last: a tokenizer may merge it with the
@@ -312,9 +275,8 @@ class _Renderer:
         return TokenWindow(tuple(window_ids), decode(window_ids) if callable(decode) else "")
 
     def _encoded(self, text: str) -> list[int]:
-        if callable(self.tokenizer):
-            return self._flat(self.tokenizer(text, add_special_tokens=False))
-        return self._flat(self.tokenizer.encode(text, add_special_tokens=False))
+        encode = self.tokenizer if callable(self.tokenizer) else self.tokenizer.encode
+        return self._flat(encode(text, add_special_tokens=False))
 
     def _flat(self, rendered: Any) -> list[int]:
         if hasattr(rendered, "keys"):
@@ -329,9 +291,8 @@ def _first_difference(
     renderer: _Renderer, conversation: str, messages: list[dict[str, Any]]
 ) -> Difference | None:
     starts = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    for turn, (start, following) in enumerate(
-        zip(starts, [*starts[1:], len(messages)], strict=True), 1
-    ):
+    turns = itertools.pairwise([*starts, len(messages)])
+    for turn, (start, following) in enumerate(turns, 1):
         prompt = renderer.ids(messages[:start])
         before = prompt + renderer.answer_ids(messages[start])
         after = renderer.ids(messages[:following])

@@ -46,13 +46,12 @@ class Data:
 def check_data(env: Environment, findings: Findings, n: int, seed: int) -> Data:
     """Read and check the rows."""
     num_errors = len(findings.errors)
+    train: tuple[Example, ...] = ()
+    held_out: tuple[Example, ...] = ()
     if env.train_table is not None:
         train = readable(env.train_table, "the training set", findings)
-    else:
-        train = ()
     if isinstance(env, EnvGroup):  # the rows are those of the members, which are checked in turn
         return Data(train, (), is_repeatable=True)
-    held_out: tuple[Example, ...] = ()
     if env.eval_table is env.train_table:
         _no_eval_set(env, findings)
     else:
@@ -61,9 +60,8 @@ def check_data(env: Environment, findings: Findings, n: int, seed: int) -> Data:
     if len(findings.errors) == num_errors:
         _check_repeatable(env, findings, n, seed)
     data = Data(train, held_out, is_repeatable=len(findings.errors) == num_errors)
-    if data.examples:
-        _check_prompts(env, data.examples, findings)
-        _check_answers(env, data.examples, findings)
+    _check_prompts(env, data.examples, findings)
+    _check_answers(env, data.examples, findings)
     return data
 
 
@@ -225,10 +223,9 @@ def _check_prompts(env: Environment, examples: Sequence[Example], findings: Find
                 "raise max_seq_len, or leave these rows out: their rollouts end without a"
                 " completion",
             )
-    if env.system_prompt and env.message_type == "chat":
-        twice = [
-            prompt for prompt in prompts if _has_second_system_prompt(prompt, env.system_prompt)
-        ]
+    system_prompt = env.system_prompt if env.message_type == "chat" else None
+    if system_prompt:
+        twice = [p for p in prompts if _has_second_system_prompt(p, system_prompt)]
         if twice:
             findings.warn(
                 "system-prompt-given-twice",
@@ -241,12 +238,9 @@ def _check_prompts(env: Environment, examples: Sequence[Example], findings: Find
 
 
 def _has_second_system_prompt(prompt: Any, system_prompt: str) -> bool:
-    texts, roles = _texts(prompt), [message["role"] for message in prompt]
-    return (
-        texts[0] != system_prompt
-        or roles.count("system") > 1
-        or any(system_prompt in text for text in texts[1:])
-    )
+    (first, *more), roles = _texts(prompt), [message["role"] for message in prompt]
+    is_first = first == system_prompt and roles.count("system") < 2
+    return not is_first or any(system_prompt in text for text in more)
 
 
 def _texts(prompt: Messages) -> list[str]:

@@ -88,7 +88,9 @@ def load(env_or_id: object, findings: Findings) -> Loaded:
     first = _build(name, loader, findings, watch)
     if first is None:
         return Loaded(name, None)
-    opened, declared = tuple(watch.opened), _loader_of(env_or_id)
+    opened, declared = tuple(watch.opened), loader
+    if isinstance(env_or_id, str):
+        declared = registry.import_loader(env_or_id, registry.find(env_or_id))
     _check_annotations(declared, findings)
     watch = Watch()
     with moved_random_state():
@@ -141,19 +143,8 @@ def _report_failure(name: str, error: BaseException, findings: Findings, is_seco
         )
         return
     code = next((code for pattern, code in _CODES if pattern.search(str(error))), "not-loadable")
-    findings.error(
-        code,
-        error_text(error),
-        location,
-        _FIXES[code] if isinstance(error, ConfigError) else _FIXES["not-loadable"],
-    )
-
-
-def _loader_of(env_or_id: Loader | str) -> Loader:
-    if not isinstance(env_or_id, str):
-        loader: Loader = env_or_id
-        return loader
-    return registry.import_loader(env_or_id, registry.find(env_or_id))
+    fix = _FIXES[code if isinstance(error, ConfigError) else "not-loadable"]
+    findings.error(code, error_text(error), location, fix)
 
 
 def _check_annotations(loader: Loader, findings: Findings) -> None:

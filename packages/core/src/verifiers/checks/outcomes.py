@@ -111,10 +111,8 @@ async def _check_types(env: Environment, state: State, findings: Findings) -> No
         try:
             holds = await maybe_await(condition(env, state))
         except Exception as error:  # noqa: BLE001  it worked during the rollout; this call only checks its type
-            findings.note(
-                f"the stop condition {name} cannot be evaluated after a rollout:"
-                f" {error_text(error)}"
-            )
+            unknown = f"the stop condition {name} cannot be evaluated after a rollout"
+            findings.note(f"{unknown}: {error_text(error)}")
             continue
         if type(holds).__name__ not in ("bool", "bool_"):
             findings.error(
@@ -150,10 +148,8 @@ def _check_row(state: State, findings: Findings) -> None:
     for name, value in state.items():
         is_author_key = name not in State.RESERVED and name not in state.input_columns
         if is_author_key and any(_markers(json_ready(value), "")):
-            findings.note(
-                f"state[{name!r}] holds objects: hooks can use it, but it cannot be saved"
-                " (state_columns)"
-            )
+            use = "hooks can use it, but it cannot be saved (state_columns)"
+            findings.note(f"state[{name!r}] holds objects: {use}")
 
 
 def _markers(value: object, path: str) -> Iterator[tuple[str, str]]:
@@ -176,29 +172,22 @@ def check_same_rollouts(
     findings: Findings,
 ) -> None:
     """Warn when the same replies to the same example give a different result the second time."""
-    names = ["completion", "stop_condition"]
+    of_rubric = place_of(type(env.rubric))
+    places = {"completion": method_place(env, "env_response"), "stop_condition": of_rubric}
     # group rewards depend on siblings, which are not run again
     if not env.rubric.has_group_rewards:
-        names.append("reward")
-    old = {
-        rollout.example.example_id: rollout.state
-        for rollout in before
-        if rollout.policy == before[-1].policy
-    }
+        places["reward"] = of_rubric
+    last = before[-1].policy
+    old = {r.example.example_id: r.state for r in before if r.policy == last}
     for rollout in after:
         first, second = old[rollout.example.example_id], rollout.state
-        for name in names:
+        for name, location in places.items():
             if encode_row({"v": first[name]}) != encode_row({"v": second[name]}):
-                hook = "env_response" if name == "completion" else "rubric"
                 findings.warn(
                     "unseeded-randomness",
                     f"the same replies to the same example gave a different {name} the second time"
                     f" (example {rollout.example.example_id})",
-                    (
-                        method_place(env, hook)
-                        if hook == "env_response"
-                        else place_of(type(env.rubric))
-                    ),
+                    location,
                     "draw from random.Random(…) seeded with state['example_id'], or with a column"
                     " of the row",
                 )

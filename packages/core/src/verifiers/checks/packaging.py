@@ -81,8 +81,8 @@ def _missing(file: Path, module: Path, setuptools: dict[str, Any]) -> str | None
     """How to bring ``file`` into the wheel; None if it is there."""
     folders = [p for p in file.parents if (p / "__init__.py").is_file()]
     if not folders:
-        package = module.parent if _is_package(module) else None
-        target = package or f"a folder {module.stem} with {module.name} as its __init__.py"
+        new = f"a folder {module.stem} with {module.name} as its __init__.py"
+        target = module.parent if _is_package(module) else new
         return f"move it into {target}, to the code: a wheel has the files of packages alone"
     top = folders[-1].parent
     for folder in folders:

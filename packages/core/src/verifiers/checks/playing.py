@@ -84,34 +84,29 @@ class RolloutRunner:
                 self._report_late(progress, index)
             elif (error := task.exception()) is not None:
                 self._report_stopped(error)
-        finished = [
-            (example, task) for example, task in zip(examples, tasks, strict=True) if task in done
-        ]
         return [
             PolicyRollout(policy, example, task.result())
-            for example, task in finished
-            if task.exception() is None
+            for example, task in zip(examples, tasks, strict=True)
+            if task in done and task.exception() is None
         ]
 
     async def _rollout(
         self, policy: str, example: Example, index: int, progress: Progress
     ) -> State:
-        scripted = self.client is None
-        if scripted:
-            client = ScriptedPolicy(policies_of(self.env)[policy], self.env, example)
-        else:
-            client = self.client
+        client, siblings = self.client, [policy]
+        if client is None:
+            policies = policies_of(self.env)
+            client, siblings = ScriptedPolicy(policies[policy], self.env, example), list(policies)
         async with client_for(client, self.model) as (resolved, name):
             context = RunContext(
                 client=resolved,
                 model=name,
-                given_client=None if scripted else self.client,
+                given_client=self.client,
                 seed=self.seed,
                 rollout_timeout_s=self.timeout_s,
                 progress=progress,
                 score=self.env.score_rollouts,
             )
-            siblings = list(policies_of(self.env)) if scripted else [policy]
             job = Job(example, siblings.index(policy), len(siblings), index)
             return await generate_and_score(self.env, job, context)
 
@@ -119,11 +114,10 @@ class RolloutRunner:
         groups: dict[int, list[State]] = {}
         for rollout in rollouts:
             groups.setdefault(rollout.example.example_id, []).append(rollout.state)
+        context = RunContext(None, "", score=self.env.score_rollouts)
         for states in groups.values():
             try:
-                await score_together(
-                    self.env, states, RunContext(None, "", score=self.env.score_rollouts)
-                )
+                await score_together(self.env, states, context)
             except VerifiersError as error:
                 self._report_stopped(error)
 
@@ -164,11 +158,8 @@ class RolloutRunner:
 @contextmanager
 def _counted_cleanup(env: Environment) -> Iterator[Counter[str]]:
     """Count the calls of the ``@cleanup`` methods of rollouts within the block."""
-    handlers = {
-        name: handler
-        for name, handler, options in decorated(env, "cleanup")
-        if options.stage != "group"
-    }
+    cleanups = decorated(env, "cleanup")
+    handlers = {name: handler for name, handler, options in cleanups if options.stage != "group"}
     counts: Counter[str] = Counter(dict.fromkeys(handlers, 0))
 
     def counting(name: str, handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,15 +182,10 @@ def _counted_cleanup(env: Environment) -> Iterator[Counter[str]]:
 def check_marks(env: Environment, findings: Findings) -> None:
     """Report methods that override a decorated hook without its decorator, and so are
     never called."""
+    members = [member for base in type(env).__mro__ for member in vars(base).items()]
     for kind in MARKS:
         mark = f"__vf_{kind}__"
-        marked = {
-            name
-            for base in type(env).__mro__
-            for name, value in vars(base).items()
-            if hasattr(value, mark)
-        }
-        for name in sorted(marked):
+        for name in sorted({name for name, value in members if hasattr(value, mark)}):
             method = getattr(type(env), name)
             if hasattr(method, mark):
                 continue

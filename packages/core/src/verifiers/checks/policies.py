@@ -54,38 +54,21 @@ class ScriptedPolicy:
         if isinstance(prompt, str):
             self._num_chars = len(prompt)
         else:
-            self._num_chars += sum(
-                len(message_text(message)) for message in prompt[self._num_messages :]
-            )
+            new = prompt[self._num_messages :]
+            self._num_chars += sum(len(message_text(message)) for message in new)
             self._num_messages = len(prompt)
-
-
-def silence(env: Environment, example: Example, request: ModelRequest) -> str:
-    """The empty string."""
-    return ""
-
-
-def plain_text(env: Environment, example: Example, request: ModelRequest) -> str:
-    """A sentence without any format."""
-    return PLAIN_TEXT
-
-
-def echo(env: Environment, example: Example, request: ModelRequest) -> str:
-    """The last user message."""
-    return last_user_text(request)
 
 
 def answer(env: Environment, example: Example, request: ModelRequest) -> str | list[ToolCall]:
     """A call of each tool, one per turn; then the example's answer in the expected format."""
-    if isinstance(request.prompt, str):
-        called = 0
-    else:
-        called = sum(bool(m.get("tool_calls")) for m in request.prompt)
+    messages = [] if isinstance(request.prompt, str) else request.prompt
+    called = sum(bool(message.get("tool_calls")) for message in messages)
     if request.tools and called < len(request.tools):
         function = request.tools[called].get("function") or request.tools[called]
         arguments = example_arguments(function.get("parameters") or {})
         return [ToolCall(f"call_{called}", function["name"], json.dumps(arguments))]
-    return formatted(env, example, _prompt_texts(request))
+    texts = [request.prompt] if isinstance(request.prompt, str) else map(message_text, messages)
+    return formatted(env, example, list(texts))
 
 
 def solution(env: Environment, example: Example, request: ModelRequest) -> Any:
@@ -112,9 +95,9 @@ def _num_replies(messages: Messages) -> int:
 
 
 POLICIES: dict[str, Policy] = {
-    "silence": silence,
-    "plain text": plain_text,
-    "echo": echo,
+    "silence": lambda env, example, request: "",
+    "plain text": lambda env, example, request: PLAIN_TEXT,
+    "echo": lambda env, example, request: last_user_text(request),
     "answer": answer,
 }
 
@@ -138,9 +121,3 @@ def formatted(env: Environment, example: Example, prompt_texts: Sequence[str]) -
     elif tags := [tag for tag in dict.fromkeys(_TAG.findall(prompt)) if f"</{tag}>" in prompt]:
         text = "\n".join(f"<{tag}>\n{text}\n</{tag}>" for tag in tags)
     return f"<think>\nI know this.\n</think>\n\n{text}" if isinstance(parser, ThinkParser) else text
-
-
-def _prompt_texts(request: ModelRequest) -> list[str]:
-    if isinstance(request.prompt, str):
-        return [request.prompt]
-    return [message_text(m) for m in request.prompt]

@@ -21,6 +21,8 @@ from verifiers.types import AssistantMessage
 
 EQUAL = 1e-12
 """Rewards closer than this are equal."""
+SERVICE_ERRORS = (ModelError, MissingKeyError, ConfigError)
+"""A missing key, a model endpoint or the configuration caused the error."""
 _BY_DESIGN = (Parser.format_reward, MaybeThinkParser.format_reward)
 
 
@@ -77,12 +79,8 @@ def _check_format_of_parser(env: Environment, findings: Findings) -> None:
         )
         return
     if isinstance(earned, int | float) and earned > 0:
-        _plain_text_earns(
-            f"the format reward of {type(parser).__name__}",
-            earned,
-            place_of(type(parser)),
-            findings,
-        )
+        what = f"the format reward of {type(parser).__name__}"
+        _plain_text_earns(what, earned, place_of(type(parser)), findings)
 
 
 def _plain_text_earns(what: str, earned: float, location: str, findings: Findings) -> None:
@@ -101,11 +99,10 @@ def check_rewards(
     env: Environment, states: Sequence[State], is_scripted: bool, findings: Findings
 ) -> None:
     """Check the rewards of finished rollouts as a whole."""
-    rewards = [float(state["reward"]) for state in states if _is_known(state["reward"])]
-    if len(env.rubric.functions) != 1:
-        location = place_of(type(env.rubric))
-    else:
-        location = place_of(env.rubric.functions[0].function)
+    numbers = (state["reward"] for state in states)
+    rewards = [float(n) for n in numbers if isinstance(n, int | float) and math.isfinite(n)]
+    functions = env.rubric.functions
+    location = place_of(functions[0].function if len(functions) == 1 else type(env.rubric))
     if outside := [reward for reward in rewards if abs(reward) > 1 + EQUAL]:
         findings.warn(
             "reward-outside-range",
@@ -114,13 +111,13 @@ def check_rewards(
             "scale the functions or their weights: thresholds and learning rates assume rewards of"
             " about this size",
         )
-    counts = any(function.weight for function in env.rubric.functions) or env.rubric.scores_itself
+    counts = any(function.weight for function in functions) or env.rubric.scores_itself
     if counts and len(rewards) > 1 and max(rewards) - min(rewards) <= EQUAL:
-        solution = "" if env.oracle is None else ", the oracle's solution"
-        tried = (
-            f"silence, plain text, an echo{solution} and the row's answer in the expected format"
-        )
-        tried = tried if is_scripted else "all"
+        tried = "all"
+        if is_scripted:
+            solution = "" if env.oracle is None else ", the oracle's solution"
+            answer = "the row's answer in the expected format"
+            tried = f"silence, plain text, an echo{solution} and {answer}"
         findings.warn(
             "constant-reward",
             f"{tried} earned the same reward, {rewards[0]:g}, in {len(rewards)} rollouts: a group"
@@ -136,9 +133,8 @@ def check_format_rewards(env: Environment, plain: Sequence[State], findings: Fin
     for function in env.rubric.functions:
         earned = [state["metrics"].get(function.name, 0.0) for state in plain]
         if "format" in function.name and function.weight and any(value > 0 for value in earned):
-            _plain_text_earns(
-                repr(function.name), max(earned), place_of(function.function), findings
-            )
+            location = place_of(function.function)
+            _plain_text_earns(repr(function.name), max(earned), location, findings)
 
 
 def check_scoring(env: Environment, state: State, broken: set[str], findings: Findings) -> None:
@@ -153,37 +149,21 @@ def check_scoring(env: Environment, state: State, broken: set[str], findings: Fi
     for name, cause in failed.items():
         if name in broken:
             continue
-        location = (
-            place_of(functions[name].function) if name in functions else place_of(type(env.rubric))
-        )
-        if cause is not None and _needs_service(cause):
+        location = place_of(functions[name].function if name in functions else type(env.rubric))
+        if cause is not None and any(isinstance(e, SERVICE_ERRORS) for e in error_chain(cause)):
             findings.warn(
                 "reward-not-known-here",
-                f"{cause}",
+                str(cause),
                 location,
                 "run the check with the keys and endpoints that the function needs",
             )
             continue
         innermost = cause.__cause__ if cause is not None else None
+        failed_too = f"reward function {name!r} failed too, so its value is unknown"
         findings.error(
             "reward-function-fails",
-            (
-                str(cause)
-                if cause is not None
-                else f"reward function {name!r} failed too, so its value is unknown"
-            ),
+            str(cause) if cause is not None else failed_too,
             raised_at(innermost, location) if innermost is not None else location,
             "return a finite number for every completion, including an empty one and one without an"
             " answer",
         )
-
-
-def _needs_service(error: BaseException) -> bool:
-    """Whether a missing key, a model endpoint or the configuration caused the error."""
-    return any(
-        isinstance(link, ModelError | MissingKeyError | ConfigError) for link in error_chain(error)
-    )
-
-
-def _is_known(reward: object) -> bool:
-    return isinstance(reward, int | float) and math.isfinite(reward)

@@ -49,12 +49,11 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         _watches.remove(self)
-        new = [
-            t
-            for t in threading.enumerate()
-            if t not in self._threads and t.is_alive() and not _is_harmless(t)
-        ]
-        self.effects += [f"it starts the thread {thread.name!r}" for thread in new]
+        for thread in threading.enumerate():
+            package = type(thread).__module__.partition(".")[0]
+            is_new = thread not in self._threads and thread.is_alive()
+            if is_new and package not in HARMLESS_THREADS:
+                self.effects.append(f"it starts the thread {thread.name!r}")
         for number, handler in _signal_handlers().items():
             if handler is not self._handlers[number]:
                 self.effects.append(f"it installs a handler of {signal.Signals(number).name}")
@@ -110,10 +109,6 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 def _signal_handlers() -> dict[int, Any]:
     return {int(number): signal.getsignal(number) for number in signal.valid_signals()}
-
-
-def _is_harmless(thread: threading.Thread) -> bool:
-    return type(thread).__module__.partition(".")[0] in HARMLESS_THREADS
 
 
 def _random_state() -> tuple[Any, ...]:

@@ -44,7 +44,7 @@ def run_watched(
     try:
         while thread.is_alive():
             thread.turned.clear()
-            thread.poke()
+            thread.ask(thread.turned.set)  # shows that the loop runs
             thread.join(LOOK_EVERY_S)
             if thread.turned.is_set() or not is_watched():
                 turned = time.monotonic()
@@ -70,22 +70,19 @@ class _LoopThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._caller.run(run_in_private_loop, self._work, self._begun)
+            self._caller.run(run_in_private_loop, self._work, self._begin)
         except BaseException as error:  # noqa: BLE001  carried to the calling thread and raised there
             self.failure = error
 
-    def _begun(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+    def _begin(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
         self._running = loop, task
-
-    def poke(self) -> None:
-        """Schedule a callback that shows that the loop runs."""
-        self._ask(self.turned.set)
 
     def cancel(self) -> None:
         if self._running is not None:
-            self._ask(self._running[1].cancel)
+            self.ask(self._running[1].cancel)
 
-    def _ask(self, action: Callable[[], Any]) -> None:
+    def ask(self, action: Callable[[], Any]) -> None:
+        """Schedule a callback in the loop."""
         if self._running is not None:
             # the loop is closed: the work has already ended
             with contextlib.suppress(RuntimeError):

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from verifiers.data.messages import last_text
 from verifiers.errors import ConfigError
 from verifiers.types import Message, ModelRequest, Response, ToolCall
 
@@ -56,17 +57,7 @@ class Replies:
 def last_user_text(request: ModelRequest) -> str:
     """The text of the last user message, or the whole prompt in completion mode; "" without a
     message."""
-    if isinstance(request.prompt, str):
-        return request.prompt
-    for message in reversed(request.prompt):
-        if message.get("role") == "user":
-            content = message.get("content")
-            if isinstance(content, list):
-                return "\n".join(
-                    part.get("text", "") for part in content if part.get("type") == "text"
-                )
-            return content or ""
-    return ""
+    return last_text(request.prompt, "user") or ""
 
 
 def to_message(reply: object) -> tuple[Message, str]:
@@ -78,10 +69,9 @@ def to_message(reply: object) -> tuple[Message, str]:
         reply = [reply]
     if isinstance(reply, Mapping):
         fields = {"role": "assistant", "content": None, **reply}
-        reason = fields.pop("finish_reason", None) or (
-            "tool_calls" if fields.get("tool_calls") else "stop"
-        )
-        if fields["content"] is None and not fields.get("tool_calls"):
+        has_calls = bool(fields.get("tool_calls"))
+        reason = fields.pop("finish_reason", None) or ("tool_calls" if has_calls else "stop")
+        if fields["content"] is None and not has_calls:
             fields["content"] = ""
         return Message(fields), reason
     if isinstance(reply, Sequence):

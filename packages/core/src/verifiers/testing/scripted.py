@@ -169,60 +169,38 @@ class ReplayClient:
 
 def _request_key(request: ModelRequest) -> str:
     """What makes two requests the same call: everything the model sees."""
-    seen = [
-        request.prompt,
-        request.model,
-        request.message_type,
-        request.tools,
-        dict(request.sampling_args),
-    ]
-    return json.dumps([*seen, request.seed], sort_keys=True, default=str)
+    seen = [request.prompt, request.model, request.message_type, request.tools]
+    sampling = [dict(request.sampling_args), request.seed]
+    return json.dumps([*seen, *sampling], sort_keys=True, default=str)
+
+
+_PLAIN = ("finish_reason", "version", "model", "id", "created")
+"""Fields of a response that JSON stores as they are."""
 
 
 def _to_plain(response: Response) -> dict[str, object]:
-    tokens = response.tokens
-    return {
-        "message": dict(response.message),
-        "finish_reason": response.finish_reason,
-        "usage": [response.usage.prompt_tokens, response.usage.completion_tokens],
-        "tokens": (
-            None
-            if tokens is None
-            else [
-                tokens.prompt_ids.tolist(),
-                tokens.completion_ids.tolist(),
-                tokens.completion_logprobs.tolist(),
-                tokens.version if isinstance(tokens.version, int) else tokens.version.tolist(),
-            ]
-        ),
-        "version": response.version,
-        "model": response.model,
-        "id": response.id,
-        "created": response.created,
-    }
+    plain = {name: getattr(response, name) for name in _PLAIN}
+    plain["message"] = dict(response.message)
+    plain["usage"] = [response.usage.prompt_tokens, response.usage.completion_tokens]
+    plain["tokens"] = None
+    if (tokens := response.tokens) is not None:
+        arrays = (tokens.prompt_ids, tokens.completion_ids, tokens.completion_logprobs)
+        version = tokens.version if isinstance(tokens.version, int) else tokens.version.tolist()
+        plain["tokens"] = [*(array.tolist() for array in arrays), version]
+    return plain
 
 
 def _from_plain(plain: dict[str, Any]) -> Response:
-    tokens = plain["tokens"]
-    message = Message(plain["message"])
+    message, tokens = Message(plain["message"]), None
     if message.tool_calls:
         message["tool_calls"] = [ToolCall.from_wire(call) for call in message.tool_calls]
-    return Response(
-        message=message,
-        finish_reason=plain["finish_reason"],
-        usage=Usage(*plain["usage"]),
-        tokens=(
-            None
-            if tokens is None
-            else ResponseTokens(
-                np.array(tokens[0], np.int32),
-                np.array(tokens[1], np.int32),
-                np.array(tokens[2], np.float32),
-                tokens[3] if isinstance(tokens[3], int) else np.array(tokens[3]),
-            )
-        ),
-        version=plain["version"],
-        model=plain["model"],
-        id=plain["id"],
-        created=plain["created"],
-    )
+    if plain["tokens"] is not None:
+        prompt_ids, completion_ids, logprobs, version = plain["tokens"]
+        tokens = ResponseTokens(
+            np.array(prompt_ids, np.int32),
+            np.array(completion_ids, np.int32),
+            np.array(logprobs, np.float32),
+            version if isinstance(version, int) else np.array(version),
+        )
+    fields = {name: plain[name] for name in _PLAIN}
+    return Response(message=message, usage=Usage(*plain["usage"]), tokens=tokens, **fields)

@@ -157,14 +157,13 @@ class RunsScreen(ListScreen):
 
     def entries(self) -> Sequence[Any]:
         words = self.query_text.casefold().split()
-        runs = [
-            run
-            for run in self.library.runs()["runs"]
-            if all(word in f"{run['env']} {run['model']} {run['id']}".casefold() for word in words)
-        ]
-        return ordered(
-            ordered(runs, RUN_COLUMNS["Run"]), RUN_COLUMNS[self.sorted_by], self.is_reversed
-        )
+        runs = []
+        for run in self.library.runs()["runs"]:
+            text = f"{run['env']} {run['model']} {run['id']}".casefold()
+            if all(word in text for word in words):
+                runs.append(run)
+        by_run = ordered(runs, RUN_COLUMNS["Run"])
+        return ordered(by_run, RUN_COLUMNS[self.sorted_by], self.is_reversed)
 
     def current_version(self) -> str:
         return str(self.library.version()["version"])
@@ -192,9 +191,8 @@ class RowsScreen(ListScreen):
 
     def __init__(self, library: Library, run: dict[str, Any], step: int | None):
         where = "" if step is None else f" · step {step}"
-        super().__init__(
-            f"{run['env']} · {run['model']}{where} · {run['id']}", ROW_TITLE, tuple(ROW_COLUMNS)
-        )
+        title = f"{run['env']} · {run['model']}{where} · {run['id']}"
+        super().__init__(title, ROW_TITLE, tuple(ROW_COLUMNS))
         self.library, self.run, self.step = library, run["id"], step
         self.facts: dict[str, list[Any]] = {}
         self.has_errors_only = False
@@ -204,9 +202,8 @@ class RowsScreen(ListScreen):
         before = self.version
         super().look()
         if self.version != before:
-            self.query_one(".numbers", Static).update(
-                numbers_text(self.library.numbers(self.run, self.step))
-            )
+            numbers = self.library.numbers(self.run, self.step)
+            self.query_one(".numbers", Static).update(numbers_text(numbers))
 
     def filters(self) -> list[str]:
         return [*super().filters(), *(["errors only"] if self.has_errors_only else [])]
@@ -221,7 +218,7 @@ class RowsScreen(ListScreen):
         return row_line({name: values[entry] for name, values in self.facts.items()}, preview)
 
     def entries(self) -> Sequence[int]:
-        response = self.library.columns(self.run, self.step, budget_s=float("inf"))
+        response = self.library.columns(self.run, self.step, budget_s=math.inf)
         columns = response["columns"]
         self.facts = {name: columns[name] for name in ("example", *NUMBERS)}
         for name in NAMES:
@@ -229,15 +226,13 @@ class RowsScreen(ListScreen):
             self.facts[name] = [None if code < 0 else names[code] for code in codes]
         rows: Sequence[int] = range(response["total"])
         if self.query_text:
-            rows = self.library.search(
-                self.run, self.query_text, step=self.step, budget_s=float("inf")
-            )["rows"]
+            search = self.library.search
+            rows = search(self.run, self.query_text, step=self.step, budget_s=math.inf)["rows"]
         replaced = set(response["replaced"])
         error, stop = self.facts["error"], self.facts["stop_condition"]
         self.facts["stopped"] = [e or c for e, c in zip(error, stop, strict=True)]
-        listed = [
-            row for row in rows if row not in replaced and (error[row] or not self.has_errors_only)
-        ]
+        rows = [row for row in rows if row not in replaced]
+        listed = [row for row in rows if error[row]] if self.has_errors_only else rows
         example, sibling = self.facts["example"], self.facts["sibling"]
         values = self.facts[ROW_COLUMNS[self.sorted_by]]
         by_example = ordered(sorted(listed, key=lambda row: sibling[row]), lambda row: example[row])
@@ -343,15 +338,9 @@ def ordered(
     ['c', 'a', 'bb']
     """
     pairs = [(value(entry), entry) for entry in entries]
-    pairs_known = [pair for pair in pairs if not _is_unknown(pair[0])]
-    kinds = {
-        float if isinstance(value_seen, int | float) else type(value_seen)
-        for value_seen, _ in pairs_known
-    }
+    known = [pair for pair in pairs if pair[0] is not None and pair[0] == pair[0]]
+    unknown = [pair for pair in pairs if pair[0] is None or pair[0] != pair[0]]
+    kinds = {float if isinstance(key, int | float) else type(key) for key, _ in known}
     is_plain = len(kinds) < 2  # ids of examples may be numbers and texts
-    pairs_known.sort(key=lambda pair: pair[0] if is_plain else str(pair[0]), reverse=is_reversed)
-    return [entry for _, entry in (*pairs_known, *(pair for pair in pairs if _is_unknown(pair[0])))]
-
-
-def _is_unknown(value: object) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    known.sort(key=lambda pair: pair[0] if is_plain else str(pair[0]), reverse=is_reversed)
+    return [entry for _, entry in (*known, *unknown)]

@@ -57,9 +57,8 @@ def run_line(run: Mapping[str, Any]) -> Text:
         reward += f" ± {_number(run['stderr'])}"
     line = Text(no_wrap=True)
     line.append(_cell(f"{run['env']}{' (training)' if is_training else ''}", 34), "bold")
-    line.append(
-        f" {_cell(run['model'], 24)} {reward:>15} {rollouts:>11} {_count(run['errors']):>6}  "
-    )
+    model, errors = _cell(run["model"], 24), _count(run["errors"])
+    line.append(f" {model} {reward:>15} {rollouts:>11} {errors:>6}  ")
     line.append(f"{run['status']:<12} ", STATUS_STYLES.get(run["status"], ""))
     line.append(str(run["date"])[:16].replace("T", " "), "dim")
     if ended := run.get("ended"):
@@ -90,10 +89,8 @@ def rollout_text(rollout: Mapping[str, Any]) -> Text:
     text.append(f"reward {_number(rollout['reward'])}", "bold")
     for score in rollout["scores"]:
         weight = "" if score["weight"] is None else f" × {score['weight']:g}"
-        text.append(
-            f"   {escape_control(score['name'])} {_number(score['value'])}{weight}",
-            "" if weight else "dim",
-        )
+        value = f"{_number(score['value'])}{weight}"
+        text.append(f"   {escape_control(score['name'])} {value}", "" if weight else "dim")
     text.append(f"\nstopped by {escape_control(str(rollout['stop_condition']))}", "dim")
     if rollout["answer"] not in (None, ""):
         text.append(f"\nanswer {_plain(rollout['answer'])}", "dim")
@@ -102,16 +99,12 @@ def rollout_text(rollout: Mapping[str, Any]) -> Text:
         sampled = message["place"] == "completion" and message["role"] == "assistant"
         turn += sampled
         title = f"\n\n── {escape_control(message['role'])}{f' · turn {turn}' if sampled else ''} "
-        text.append(
-            f"{title}{'─' * max(0, 60 - len(title))}\n", ROLE_STYLES.get(message["role"], "bold")
-        )
+        style = ROLE_STYLES.get(message["role"], "bold")
+        text.append(f"{title.ljust(60, '─')}\n", style)
         _append_message(text, message)
     if error := rollout["error"]:
-        text.append(
-            f"\n\n{escape_control(str(error.get('error')))}:"
-            f" {escape_control(str(error.get('message')))}",
-            "red",
-        )
+        what = escape_control(f"{error.get('error')}: {error.get('message')}")
+        text.append(f"\n\n{what}", "red")
     return text
 
 

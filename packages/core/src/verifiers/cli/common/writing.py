@@ -67,9 +67,8 @@ def _check_places(base: Path, folder: Path, files: Iterable[str]) -> None:
     for name in files:
         path = folder / name
         if path.resolve() != home / name:
-            raise ConfigError(
-                f"{path} links to {path.resolve()}; remove the link first", path=str(path)
-            )
+            target = path.resolve()
+            raise ConfigError(f"{path} links to {target}; remove the link first", path=str(path))
         if path.is_dir():
             raise ConfigError(f"{path} is a folder; a file must be written there", path=str(path))
         for parent in path.parents:
