@@ -189,8 +189,7 @@ def check_increasing_context(
 def _conversations(
     messages: Sequence[Any] | None, tools: list[dict[str, Any]] | None
 ) -> Iterator[tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None]]:
-    """(name, messages, tools) of each conversation to check. No system message: some templates
-    reject it."""
+    """(name, messages, tools) of each conversation; some templates reject a system message."""
     if messages is not None:
         conversation = [_plain(message) for message in normalize_chat(list(messages))]
         if not any(message["role"] == "assistant" for message in conversation):

@@ -96,8 +96,7 @@ def check_same_again(env: Environment, again: Environment, findings: Findings) -
 
 
 def readable(table: Table, which: str, findings: Findings) -> tuple[Example, ...]:
-    """The readable rows of the sample; each kind of failure is reported once, with its number of
-    rows."""
+    """The readable rows of the sample; each kind of failure is reported once, with a count."""
     try:
         size = len(table)
     except Exception as error:  # noqa: BLE001  a dataset builder may raise anything; it is reported

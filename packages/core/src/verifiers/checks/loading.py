@@ -35,8 +35,7 @@ _CODES = (
         "reward-parameter-that-cannot-be-injected",
     ),
 )
-"""Pattern in the text of a ``ConfigError`` -> code of the finding. Without a match:
-``not-loadable``."""
+"""Pattern in the text of a ``ConfigError`` -> code of the finding, else ``not-loadable``."""
 _FIXES = {
     "duplicate-function-name": (
         "rename one of them: metrics and tools are identified by their functions' names"
@@ -68,8 +67,7 @@ class Loaded:
 
 
 def load(env_or_id: object, findings: Findings) -> Loaded:
-    """Build the environment to check. Raises ``UnknownEnvironment`` for an unknown id; reports
-    other failures."""
+    """Build the environment to check. Raises ``UnknownEnvironment``; reports other failures."""
     if isinstance(env_or_id, Environment):
         findings.note(
             "the loader and the constructor were not checked: pass the environment's id instead of"
@@ -148,8 +146,7 @@ def _report_failure(name: str, error: BaseException, findings: Findings, is_seco
 
 
 def _check_annotations(loader: Loader, findings: Findings) -> None:
-    """Warn about loader parameters without a type: commands convert arguments by the loader's
-    annotations."""
+    """Warn about loader parameters without a type, by which commands convert arguments."""
     try:
         parameters = inspect.signature(loader).parameters.values()
     except (TypeError, ValueError):  # no readable signature: nothing to check

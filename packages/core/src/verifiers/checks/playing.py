@@ -42,8 +42,7 @@ class RolloutRunner:
     model: Any = None
 
     async def run(self, examples: Sequence[Example]) -> list[PolicyRollout]:
-        """Run and score ``examples``; an error that would stop a whole run is reported, and ends
-        this check."""
+        """Run and score ``examples``; an error that would stop a run is reported, and ends this."""
         rollouts: list[PolicyRollout] = []
         with _counted_cleanup(self.env) as counts:
             for policy in policies_of(self.env) if self.client is None else ("client",):
@@ -180,8 +179,7 @@ def _counted_cleanup(env: Environment) -> Iterator[Counter[str]]:
 
 
 def check_marks(env: Environment, findings: Findings) -> None:
-    """Report methods that override a decorated hook without its decorator, and so are
-    never called."""
+    """Report methods that override a hook without its decorator, and so are never called."""
     members = [member for base in type(env).__mro__ for member in vars(base).items()]
     for kind in MARKS:
         mark = f"__vf_{kind}__"

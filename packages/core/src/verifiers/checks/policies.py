@@ -79,8 +79,7 @@ def solution(env: Environment, example: Example, request: ModelRequest) -> Any:
 
 
 def oracle_reply(replies: object, request: ModelRequest, number: int) -> Any:
-    """The ``number``-th reply of what an oracle returned; a list that runs out repeats its last
-    reply."""
+    """The ``number``-th reply of what an oracle returned; a list repeats its last reply."""
     if callable(replies):
         return replies(request)
     if isinstance(replies, list | tuple):

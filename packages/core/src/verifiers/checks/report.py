@@ -66,8 +66,7 @@ def counted(findings: Sequence[Finding], name: str) -> str:
 
 @dataclass(slots=True)
 class Findings:
-    """Collects findings without duplicates. ``member`` names the member of an ``EnvGroup`` under
-    check."""
+    """Collects findings, each once. ``member`` names the member of an ``EnvGroup`` under check."""
 
     errors: list[Finding] = field(default_factory=list)
     warnings: list[Finding] = field(default_factory=list)
@@ -104,8 +103,7 @@ class Findings:
 
 
 def place_of(definition: object) -> str:
-    """Where a function or class is defined: ``file:line (name)``; its name alone when the file is
-    unknown."""
+    """Where a function or class is defined: ``file:line (name)``; its name without a file."""
     while isinstance(definition, functools.partial):
         definition = definition.func
     name = getattr(definition, "__qualname__", None) or type(definition).__qualname__
@@ -125,8 +123,7 @@ def method_place(owner: object, name: str) -> str:
 
 
 def raised_at(error: BaseException, otherwise: str) -> str:
-    """The innermost line of author code in an error's traceback; ``otherwise`` when
-    there is none."""
+    """The innermost line of author code in an error's traceback, or ``otherwise``."""
     return places.raised_at(error) or otherwise
 
 

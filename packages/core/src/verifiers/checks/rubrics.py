@@ -138,8 +138,7 @@ def check_format_rewards(env: Environment, plain: Sequence[State], findings: Fin
 
 
 def check_scoring(env: Environment, state: State, broken: set[str], findings: Findings) -> None:
-    """Report the reward functions that failed on one rollout, except ``broken``, which are already
-    reported."""
+    """Report the reward functions that failed on a rollout, but the reported ``broken``."""
     error = state["error"]
     functions = {function.name: function for function in env.rubric.functions}
     failed: dict[str, ScoringError | None] = {}

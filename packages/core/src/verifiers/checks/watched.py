@@ -22,8 +22,7 @@ LOOK_EVERY_S = 0.2
 
 
 class Hanging(Exception):
-    """The event loop was blocked for the time limit; ``frame`` is the innermost frame of its
-    thread."""
+    """The event loop was blocked for the time limit; ``frame``: the innermost of its thread."""
 
     def __init__(self, frame: FrameType | None):
         super().__init__("the event loop is blocked")

@@ -1,2 +1,1 @@
-"""The commands. Each parses, calls the library, prints; nothing here is needed to use
-the library."""
+"""The commands. Each parses, calls the library, prints; the library needs nothing of this."""

@@ -1,5 +1,4 @@
-"""``vf-compare``: is one run better than another, by how much, and how sure is that. Reads runs
-only."""
+"""``vf-compare``: is a run better than another, by how much, and how sure. Reads runs only."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ ABOUT = """Create a working environment package as a starting point.
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Location of a new package: ``folder`` inside ``base``; ``workspace``: the workspace that it
-    joins, if any."""
+    """Location of a new package: ``folder`` in ``base``; ``workspace``: which it joins, if any."""
 
     base: Path
     folder: Path
@@ -80,8 +79,7 @@ def run(call: Call) -> None:
 
 
 def locate(names: Names, path: str | None) -> Target:
-    """Location of the package: in ``--path``, else the workspace's folder of environments, else
-    ``./environments``."""
+    """Its location: in ``--path``, else the workspace's environments, else ``./environments``."""
     workspace = find_workspace(Path.cwd())
     if path is not None:
         base = Path(path).expanduser()

@@ -43,8 +43,7 @@ GITIGNORE = "__pycache__/\n*.egg-info/\nbuild/\ndist/\n.venv/\noutputs/\n"
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The spellings of an environment's name: ``Names("word-game")`` is the package
-    ``vf_word_game``."""
+    """The spellings of an environment's name: ``Names("word-game")`` has ``vf_word_game``."""
 
     id: str
 
@@ -130,8 +129,7 @@ def render(
 
 
 def join_modules(modules: Mapping[str, str]) -> str:
-    """``__init__`` with the bodies of its sibling modules instead of the lines that import from
-    them."""
+    """``__init__`` with the bodies of its sibling modules instead of its imports from them."""
     text = "".join(
         line
         for line in modules["__init__"].splitlines(keepends=True)

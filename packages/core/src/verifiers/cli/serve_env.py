@@ -31,8 +31,7 @@ Sessions run at the same time, each with a rollout of its own. There is no authe
 
 
 class Server(Protocol):
-    """What a server of the package verifiers-integrations has; ``app`` or ``serve``, after its
-    wire."""
+    """A server of the package verifiers-integrations; it has ``app`` or ``serve``, by its wire."""
 
     name: str
     max_sessions: int
@@ -86,8 +85,7 @@ async def _serve_zmq(call: Call, server: Server) -> None:
 
 
 def _ended() -> asyncio.Event:
-    """Set by SIGTERM, so that the server ends as it does with Ctrl-C: rollouts are cancelled and
-    clean up."""
+    """Set by SIGTERM: the server ends as with Ctrl-C, rollouts are cancelled and clean up."""
     ended = asyncio.Event()
     # Windows, or a loop beside the main thread
     with contextlib.suppress(NotImplementedError, RuntimeError):

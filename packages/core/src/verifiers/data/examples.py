@@ -82,8 +82,7 @@ class Table(Sequence[Example]):
 
     @classmethod
     def of(cls, dataset: DatasetLike, **row_format: Any) -> Table:
-        """Create the table of a dataset of any accepted type; keywords are the fields of
-        ``RowFormat``."""
+        """The table of a dataset of any accepted type; keywords are the fields of ``RowFormat``."""
         return cls(_Store(Source(dataset).train, RowFormat(**row_format)))
 
     @classmethod
@@ -171,13 +170,11 @@ class Table(Sequence[Example]):
         return self._store.ids(self._row_positions())
 
     def may_repeat(self) -> bool:
-        """Return whether two examples may have equal content; formats only those that
-        never were."""
+        """Whether two examples may have equal content; formats only those that never were."""
         return self._store.may_repeat(self._row_positions())
 
     def only(self, hashes: Collection[str]) -> Table:
-        """Return the examples whose content hash is among ``hashes``, in this order; reads every
-        row."""
+        """The examples whose content hash is among ``hashes``, in this order; reads every row."""
         pairs = zip(self._row_positions(), self, strict=True)
         return Table(self._store, [place for place, example in pairs if example.hash in hashes])
 
@@ -299,8 +296,7 @@ class _Store:
         return len(np.unique(beginnings)) < len(beginnings)
 
     def _read(self, rows: Rows, positions: Sequence[int]) -> list[Example]:
-        """Format rows, and hold only their hashes. Raises: ``DatasetError`` for a row that differs
-        from before."""
+        """Format rows, and hold only their hashes. Raises: ``DatasetError`` for a changed row."""
         examples = []
         for position, row in zip(positions, rows.read(positions) if positions else [], strict=True):
             example = self._example(position, row)
@@ -331,8 +327,7 @@ def _evaluation_or_all(source: Source) -> Rows:
 
 
 def _endless_order(positions: Sequence[int], generator: random.Random) -> Iterator[int]:
-    """Yield every position once in a random order, reshuffled for each further pass,
-    without end."""
+    """Yield every position once in random order, reshuffled for each pass, without end."""
     order = list(positions)
     while order:
         generator.shuffle(order)

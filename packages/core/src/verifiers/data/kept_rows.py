@@ -73,8 +73,7 @@ class KeptRows:
 
 
 def read_kept_rows(path: str | os.PathLike[str], key: str) -> KeptRows:
-    """Read the file; ``key`` is the setting that names it. *Raises* ConfigError for a file of
-    another kind."""
+    """Read the file that the setting ``key`` names. *Raises* ConfigError for another kind."""
     try:
         raw = filter(bytes.strip, read_file(path, MAX_ROW_BYTES).split(b"\n"))
         lines = list(map(decode_json, raw))

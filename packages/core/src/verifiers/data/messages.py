@@ -254,8 +254,7 @@ def concat_messages(parts: Iterable[Any]) -> Messages:
 
 
 def is_prefix(start: Messages, messages: Messages) -> bool:
-    """Whether ``messages`` begins with all of ``start``; text and messages are never prefixes of
-    each other."""
+    """Whether ``messages`` begins with all of ``start``; text never with messages, or reverse."""
     if isinstance(start, str) or isinstance(messages, str):
         return isinstance(start, str) and isinstance(messages, str) and messages.startswith(start)
     return len(start) <= len(messages) and all(
@@ -287,16 +286,14 @@ def render_text(messages: object) -> str:
 
 
 def messages_to_printable(messages: object) -> Any:
-    """Replace image and audio parts of messages by ``[image]`` and ``[audio]``; text is returned
-    unchanged."""
+    """Messages with ``[image]`` and ``[audio]`` for such parts; text is returned unchanged."""
     if isinstance(messages, str):
         return messages
     return [message_to_printable(message) for message in normalize_chat(messages)]
 
 
 def message_to_printable(message: object) -> Message:
-    """Return a message with text content only; images and audio become ``[image]``
-    and ``[audio]``."""
+    """A message with text content only; other parts become ``[image]`` and ``[audio]``."""
     printable = normalize_message(message)
     content = printable["content"]
     if isinstance(content, list):
@@ -320,8 +317,7 @@ def _are_plain(values: Sequence[Any]) -> bool:
 
 
 def _is_normal(message: Message) -> bool:
-    """Return whether a message is normalized: no None but content beside tool calls, all calls
-    ``ToolCall``."""
+    """Whether a message is normalized: None only as content beside calls, of ``ToolCall``."""
     content = message.get("content")
     if type(content) is str and len(message) == 2:  # the most frequent case: role and text
         return bool(message.get("role"))

@@ -64,8 +64,7 @@ def format_row(
 
 
 def _cell(row: Mapping[str, Any], key: str, canonical: str) -> Any:
-    """Return the value of the configured column, else of the canonical column (rows of
-    other sources)."""
+    """The value of the configured column, else of the canonical column."""
     value = row.get(key)
     return row.get(canonical) if value is None else value
 
@@ -125,8 +124,7 @@ _DICTS = (Message, ToolCall, Tool, AttributeDict)
 
 
 def copy_row(value: Any) -> Any:
-    """Copy a row deeply, fast for JSON-like values: text and numbers are shared, dicts and lists
-    are not."""
+    """Copy a row deeply, fast for JSON-like values: text and numbers are shared."""
     kind: Any = type(value)
     if kind is list:
         return value[:] if _are_atoms(map(type, value)) else [copy_row(member) for member in value]

@@ -48,8 +48,7 @@ class Source:
         self._opened: dict[str, Rows] | Rows | None = None
 
     def opened(self) -> dict[str, Rows] | Rows:
-        """Return the rows, or the rows by split. Raises: ``DatasetError`` when they
-        cannot be read."""
+        """The rows, or the rows by split. Raises: ``DatasetError`` when they cannot be read."""
         with self._lock:
             if self._opened is None:
                 self._opened = _open(self.dataset() if is_builder(self.dataset) else self.dataset)
@@ -75,8 +74,7 @@ class Source:
         return next((opened[split] for split in EVAL_SPLITS if split in opened), None)
 
     def only_evaluation(self) -> Rows:
-        """Return the rows of an ``eval_dataset``: of its evaluation split, else of ``train``, else
-        all."""
+        """The rows of an ``eval_dataset``: of its evaluation split, else of ``train``, else all."""
         rows = self.evaluation()
         return rows if rows is not None else self.train()
 
@@ -120,8 +118,7 @@ class ListRows:
 
 
 class HubRows:
-    """Rows of a ``datasets.Dataset``, decoded on access, so that a large dataset is not in memory
-    twice."""
+    """Rows of a ``datasets.Dataset``, decoded on access: a large dataset is in memory once."""
 
     def __init__(self, dataset: Any):
         self._dataset = dataset.with_format(None)
@@ -265,8 +262,7 @@ def _opened_text(path: Path, newline: str | None = None) -> TextIOWrapper:
 
 
 def _open_csv(path: Path) -> Rows:
-    """Read every cell as text, as CSV has no types, except an ``example_id`` column of integers
-    only."""
+    """Read cells as text, as CSV has no types, except an ``example_id`` column of integers."""
     with _opened_text(path, newline="") as file:
         rows: list[dict[str, Any]] = []
         header = file.readline()

@@ -31,8 +31,7 @@ class TokenTexts:
         self._text_of: dict[int, str] = {}
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
-        """A text per token; of several tokens that form one character, the last gets the
-        character."""
+        """A text per token; the last of several tokens that form one character gets it."""
         texts = [self._text(token) for token in ids]
         first = 0
         while first < len(texts):

@@ -171,8 +171,7 @@ def defined_name(tool: Mapping[str, Any]) -> str:
 
 
 def tool_name(function: Callable[..., Any]) -> str:
-    """Return the ``__name__`` of a callable, or of the function of a partial. *Raises* ConfigError
-    if invalid."""
+    """The ``__name__`` of a callable, or of a partial's function. *Raises* ConfigError."""
     if not callable(function):
         raise ConfigError(
             f"a tool must be a function, not {type(function).__name__}: {shortened(function)}"
@@ -209,8 +208,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
 
 
 def shortened(value: object, limit: int = MAX_ECHO_CHARS) -> str:
-    """Return at most ``limit`` characters of a text, control characters escaped, for error
-    messages."""
+    """At most ``limit`` characters of a text, control characters escaped, for error messages."""
     text = value if isinstance(value, str) else repr(value)
     return escape_control(text if len(text) <= limit else text[: limit - 1] + "…")
 
@@ -273,8 +271,7 @@ def _parameters(
 def _hints(
     function: Callable[..., Any], name: str, visible: Mapping[str, inspect.Parameter]
 ) -> dict[str, Any]:
-    """Resolve the types of the visible parameters only: those of hidden parameters may not
-    be importable."""
+    """Resolve the types of visible parameters only: those of hidden ones may not be importable."""
     written = {p.name: p.annotation for p in visible.values() if p.annotation is not p.empty}
     source: Any = inspect.unwrap(_unwrapped(function))
     if not hasattr(source, "__globals__"):
@@ -308,8 +305,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return (description, parameter -> description) from the docstring, without returns and
-    examples."""
+    """(description, parameter -> description) of the docstring, without returns and examples."""
     import docstring_parser
 
     text = inspect.getdoc(_unwrapped(function)) or ""
@@ -392,8 +388,7 @@ def _refers(schema: object) -> bool:
 
 
 def _plain(schema: object, leaves: Mapping[str, Any]) -> Any:
-    """Remove generated titles from a schema, and inline references to ``leaves`` (enums, flat
-    models)."""
+    """A schema without generated titles, references to ``leaves`` (enums, flat models) inlined."""
     if isinstance(schema, list):
         return [_plain(member, leaves) for member in schema]
     if not isinstance(schema, dict):

@@ -53,16 +53,14 @@ class Parser(Identified):
         return self.extract_fn(text)
 
     def parse_answer(self, completion: Any) -> Any:
-        """``parse`` of the text, or of the last assistant message's text; None when there is no
-        such message."""
+        """``parse`` of the text, or of the last assistant message's; None without a message."""
         if isinstance(completion, str):
             return self.parse(completion)
         messages = self.get_assistant_messages(completion)
         return self.parse(self.text_of(messages[-1])) if messages else None
 
     def text_of(self, message: Any) -> str:
-        """Return the text of a message to parse: the text of its content, ``""`` when
-        it is None."""
+        """The text of a message to parse: the text of its content, ``""`` when it is None."""
         return message_text(message)
 
     def get_assistant_messages(self, completion: Iterable[object] | str | None) -> list[Any]:

@@ -29,8 +29,7 @@ class ThinkParser(Parser):
         return self.extract_fn(tail.strip() if closed else "")
 
     def text_of(self, message: Any) -> str:
-        """The content, behind an empty think block when the message carries
-        ``reasoning_content``."""
+        """The content, behind an empty think block if the message has ``reasoning_content``."""
         text = message_text(message)
         return f"{OPEN}{CLOSE}{text}" if field(message, "reasoning_content") else text
 

@@ -52,8 +52,7 @@ Values = Mapping[Any, Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A run as a comparison needs it: its names, its settings, and its values by metric and
-    example."""
+    """A run as a comparison needs it: names, settings, and values by metric and example."""
 
     name: str
     env_id: str
@@ -97,8 +96,7 @@ class Difference:
     largest: float
     """As `largest_difference` of the values."""
     detect: float
-    """A size of difference, and how many examples would show it with 80% probability (None:
-    unknown)."""
+    """A size of difference, and how many examples would show it at 80% (None: unknown)."""
     examples_needed: int | None
     notes: tuple[str, ...] = ()
 

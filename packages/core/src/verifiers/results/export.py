@@ -43,8 +43,7 @@ BATCH_SIZE = 2_000
 
 
 def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """A ``datasets.Dataset`` with the union of the columns of all rollouts; unknown numbers are
-    null."""
+    """A ``datasets.Dataset`` with the columns of all rollouts; unknown numbers are null."""
     from datasets import Dataset
 
     plain = [in_utf8(json_ready(row)) for row in rows]
@@ -251,16 +250,14 @@ def _without_nulls(value: object) -> Any:
 
 
 def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[dict[str, list[Any]]]:
-    """Column -> JSON values of ``BATCH_SIZE`` rollouts at a time; None if a rollout has no such
-    column."""
+    """Column -> JSON values of ``BATCH_SIZE`` rollouts; None if a rollout lacks the column."""
     while batch := [in_utf8(json_ready(row)) for row in itertools.islice(rollouts, BATCH_SIZE)]:
         names = dict.fromkeys(name for row in batch for name in row)
         yield {name: [row.get(name) for row in batch] for name in names}
 
 
 def _of_type(kind: pa.DataType | None, values: list[Any], inferred: pa.Array | None) -> pa.Array:
-    """Values as an Arrow array of a type, None for JSON text; ``inferred``: that of
-    their own type."""
+    """Values as an Arrow array of a type, None for JSON text; ``inferred``: of their type."""
     import pyarrow as pa
 
     if kind is None:

@@ -1,5 +1,4 @@
-"""How many examples and siblings a comparison needs, from the spread of an earlier run. Pure
-functions."""
+"""How many examples and siblings a comparison needs, from an earlier run. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ SIBLINGS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Standard deviations of a reward: of the examples' true means, and of the siblings of an
-    example."""
+    """Standard deviations of a reward: of examples' true means, and of an example's siblings."""
 
     between: float
     within: float
@@ -49,14 +47,12 @@ class Spread:
 
 
 ASSUMED = Spread(math.sqrt(0.125), math.sqrt(0.125))
-"""Without an earlier run: a reward of 0 or 1, each half of the time, as much by example as by
-chance."""
+"""Without an earlier run: a reward of 0 or 1, equally likely, half by example, half by chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Examples that a comparison of two runs needs, each with ``siblings`` rollouts of every
-    example."""
+    """Examples that a comparison of two runs needs, with ``siblings`` rollouts of each."""
 
     siblings: int
     at_least: int

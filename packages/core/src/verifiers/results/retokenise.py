@@ -1,5 +1,4 @@
-"""Tokenise turns from text, for rollouts without recorded ids. The sampled tokens may have
-differed."""
+"""Tokenise turns from text, for rollouts without recorded ids; sampled tokens may differ."""
 
 from __future__ import annotations
 

@@ -119,8 +119,7 @@ def solved(
     measured: Sequence[float] | np.ndarray | None,
     threshold: float | None,
 ) -> np.ndarray:
-    """``outputs.successes`` of columns; ``measured``: the metric ``success``, NaN if a rollout
-    has none."""
+    """``outputs.successes`` of columns; ``measured``: the metric ``success``, NaN without it."""
     values = np.asarray(rewards, float)
     if threshold is not None:
         values = np.where(np.isnan(values), values, values >= threshold)
@@ -144,8 +143,7 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def pass_all_k(n: int, correct: int, k: int) -> float:
-    """Probability that all ``k`` drawn from ``n`` rollouts are correct (pass^k): C(c,
-    k)/C(n, k)."""
+    """Probability that all ``k`` of ``n`` rollouts are correct (pass^k): C(c, k)/C(n, k)."""
     return math.comb(correct, k) / math.comb(n, k)
 
 

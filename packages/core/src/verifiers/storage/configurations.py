@@ -110,8 +110,7 @@ def uncompared_parts(stored: Mapping[str, Any], present: Mapping[str, Any]) -> l
 
 
 def frozen_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration after a round trip through JSON, with whole floats as integers. *Raises*
-    ConfigError."""
+    """The configuration as JSON gives it, whole floats as integers. *Raises* ConfigError."""
     try:
         encoded = canonical_json(config)
     except TypeError:

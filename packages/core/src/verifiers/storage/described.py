@@ -55,8 +55,7 @@ class Free:
 
 
 def is_free(annotation: object) -> bool:
-    """Whether an annotation has a ``Free`` mark; text is searched, because its names may not
-    resolve."""
+    """Whether an annotation has a ``Free`` mark; text is searched: its names may not resolve."""
     if isinstance(annotation, str):
         return _FREE.search(annotation) is not None
     return any(isinstance(mark, Free) for mark in get_args(annotation))
@@ -236,8 +235,7 @@ def _function(value: object) -> dict[str, Any] | None:
 
 
 STABLE_MODULES = sys.stdlib_module_names | set(OUR_PACKAGES)
-"""Modules without code hashes: a resumed run may use another version of Python or of
-this library."""
+"""Modules without code hashes: a resumed run may use another Python or library version."""
 
 
 def defaults_of(function: types.FunctionType) -> dict[str, Any]:

@@ -106,8 +106,7 @@ def _candidates(
 
 
 def _safe_name(name: str) -> str:
-    """Convert to one path component: ``/`` becomes ``--``, no leading dot, at most
-    200 characters."""
+    """As one path component: ``/`` becomes ``--``, no leading dot, at most 200 characters."""
     safe = re.sub(r"[^A-Za-z0-9._+=@-]", "_", name.replace("/", "--"))
     safe = f"_{safe[1:]}" if safe.startswith(".") else safe
     if len(safe) > 200:
@@ -130,8 +129,7 @@ def _is_resumable(path: Path, fingerprint: str, config: Mapping[str, Any] | None
 
 
 def _differences_of_code(path: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """``resume_differences`` with the unfinished run in ``path`` when code is all that differs;
-    else empty."""
+    """``resume_differences`` with the unfinished run in ``path`` if only code differs, or {}."""
     try:
         stored = read_config(path)
     except ConfigError:
@@ -207,8 +205,7 @@ class _Metadata(msgspec.Struct):
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """``metadata.json`` of a run directory; None when it is absent or damaged (it can be
-    recomputed)."""
+    """``metadata.json`` of a run directory; None if absent or damaged (it can be recomputed)."""
     try:
         metadata = decode_row(read_file(os.path.join(path, METADATA_NAME)))
         msgspec.convert(metadata, _Metadata)
@@ -319,8 +316,7 @@ class RunDirectory:
         on_row: Callable[[dict[str, Any]], None] | None = None,
         checked: tuple[int, int] = (0, 0),
     ) -> Journal:
-        """The run's journal, open for appending: see ``Journal.open``. Close it before the
-        directory."""
+        """The run's journal, as of ``Journal.open``. Close it before the directory."""
         return Journal.open(self.results_file, on_row, checked=checked)
 
     def write_metadata(self, metadata: Mapping[str, Any]) -> None:
@@ -341,8 +337,7 @@ class RunDirectory:
 def stored_run(
     path: Path, config: Mapping[str, Any], accept_changed_code: bool
 ) -> dict[str, Any] | None:
-    """The stored run in ``path`` if it is of ``config``, None if there is none. *Raises*
-    RunMismatch."""
+    """The stored run in ``path``, None without one. *Raises* RunMismatch for another config."""
     stored = read_config(path)
     if stored is None:
         if (path / RESULTS_NAME).exists():
@@ -387,8 +382,7 @@ def _is_same_run(
 
 
 def _excerpts(old: object, new: object) -> tuple[str, str]:
-    """Two values, each in at most 80 characters; long texts from shortly before their first
-    difference."""
+    """Two values in at most 80 characters each; long texts from before their first difference."""
     if isinstance(old, str) and isinstance(new, str):
         pairs = enumerate(zip(old, new, strict=False))
         first = next((index for index, (a, b) in pairs if a != b), min(len(old), len(new)))

@@ -135,8 +135,7 @@ class Constructor:
     free: AbstractSet[str]
 
     def by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Arguments:
-        """Arguments by name, without free arguments, so that recording does not keep a dataset
-        alive."""
+        """Arguments by name, without free ones: recording does not keep a dataset alive."""
         arguments = _Arguments(zip(self.positional, args, strict=False))
         if len(args) > len(self.positional):
             arguments["args"] = args[len(self.positional) :]
@@ -204,8 +203,7 @@ def _annotations(owner: Callable[..., object]) -> Mapping[str, Any]:
 
 
 def _is_our_property(cls: type, name: str) -> bool:
-    """Whether ``name`` is a property of a library class: those are cheap, an author's
-    may not be."""
+    """Whether ``name`` is a property of a library class: an author's may not be cheap."""
     owner = next((base for base in cls.__mro__ if name in vars(base)), None)
     if owner is None or not isinstance(vars(owner)[name], property):
         return False
@@ -278,8 +276,7 @@ def identity_of(env: EnvironmentParts) -> dict[str, Any]:
 
 
 def code_of(env: EnvironmentParts) -> dict[str, str]:
-    """Hashes of the source files of an environment: of its class, rubric, parser, functions and
-    tools."""
+    """Hashes of an environment's source files: of its class, rubric, parser, functions, tools."""
     members = getattr(env, "envs", ())  # of a group of environments
     environments = [env, *(members if isinstance(members, list | tuple) else ())]
     tools = [tool for member in environments for tool in getattr(member, "tools", ()) or ()]

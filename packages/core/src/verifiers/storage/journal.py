@@ -365,8 +365,7 @@ def _line(row: Row, part: bytes = b"") -> bytes:
 
 
 def journal_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """The lines of an open file of rows. *Raises* JournalError for a file that no row has the
-    length of."""
+    """The lines of an open file of rows. *Raises* JournalError for an impossible length."""
     try:
         yield from lines_of(file)
     except TooLong as error:

@@ -58,8 +58,7 @@ def source_hashes(
 
 
 def _module_name(value: object) -> str | None:
-    """The name of the module that defines a function or a class, for an instance that
-    of its class."""
+    """The name of the module that defines a function or a class, or an instance's class."""
     while isinstance(value, functools.partial | types.MethodType):
         value = value.func if isinstance(value, functools.partial) else value.__func__
     owner: object = value if isinstance(value, type | types.FunctionType) else type(value)

@@ -1,5 +1,4 @@
-"""The faults with which `FakeServer` answers: a script of a `Behaviour` for each
-request (`Hit`)."""
+"""The faults with which `FakeServer` answers: a script of a `Behaviour` per request (`Hit`)."""
 
 from __future__ import annotations
 

@@ -55,14 +55,12 @@ class Replies:
 
 
 def last_user_text(request: ModelRequest) -> str:
-    """The text of the last user message, or the whole prompt in completion mode; "" without a
-    message."""
+    """The text of the last user message, or the prompt in completion mode; "" without any."""
     return last_text(request.prompt, "user") or ""
 
 
 def to_message(reply: object) -> tuple[Message, str]:
-    """(assistant message, finish reason) of a reply that is neither a `Response` nor
-    an exception."""
+    """(assistant message, finish reason) of a reply that is no `Response` and no exception."""
     if isinstance(reply, str):
         return Message(role="assistant", content=reply), "stop"
     if isinstance(reply, ToolCall) or (isinstance(reply, Mapping) and "function" in reply):

@@ -89,8 +89,7 @@ class ScriptedClient:
         self._errors = errors
 
     async def complete(self, request: ModelRequest) -> Response:
-        """The script's answer. Raises: the scripted error; ``ConfigError`` when the script has no
-        reply."""
+        """The script's answer. Raises: the scripted error; ``ConfigError`` without a reply."""
         call_number = len(self.requests)
         self.requests.append(request)
         self.in_flight += 1
@@ -143,8 +142,7 @@ class RecordingClient:
 
 
 class ReplayClient:
-    """Answers from a file of `RecordingClient`: equal requests get their answers in the order of
-    recording."""
+    """Answers from a file of `RecordingClient`: equal requests in the order of recording."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)

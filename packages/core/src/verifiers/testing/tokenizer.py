@@ -84,8 +84,7 @@ class ByteTokenizer:
         tokenize: bool = True,
         **_: Any,
     ) -> list[int] | str:
-        """The conversation as ids (or as text): role token, content, end token, for
-        each message."""
+        """The conversation as ids (or as text): role token, content, end token of each message."""
         messages = list(conversation)
         if tools:
             listing = json.dumps([tool.get("function", tool) for tool in tools])
@@ -105,8 +104,7 @@ class ByteTokenizer:
         return ids if tokenize else self.decode(ids)
 
     def render(self, message: Mapping[str, Any]) -> str:
-        """The text of a message: reasoning in ``<think>``, content, tool calls in
-        ``<tool_call>``."""
+        """A message as text: reasoning in ``<think>``, content, tool calls in ``<tool_call>``."""
         content = message.get("content") or ""
         if isinstance(content, list):
             content = "\n".join(

@@ -54,8 +54,7 @@ ROW_COLUMNS = {
 
 
 class ListScreen(Screen[None]):
-    """A title, the state of the list (its order and filters), a list of ``entries``, and a search
-    line."""
+    """A title, the list's state (its order and filters), its ``entries``, and a search line."""
 
     def __init__(self, title: str, heading: str, columns: Sequence[str]):
         super().__init__()

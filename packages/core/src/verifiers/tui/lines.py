@@ -22,8 +22,7 @@ CURSOR = Style(bgcolor="#2a3f6b", color="#ffffff")
 
 
 class Lines(ScrollView, can_focus=True):
-    """Shows ``entries``; ``line(entry)`` renders an entry. Enter or a click posts
-    ``Lines.Opened``."""
+    """Shows ``entries``, each as ``line(entry)``. Enter or a click posts ``Lines.Opened``."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", "down", show=False),

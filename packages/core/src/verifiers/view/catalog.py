@@ -34,8 +34,7 @@ COST_SHARE = 0.2
 """Largest share of the time that is spent on searching the folders; the list of many runs is cached
 for longer."""
 GET_S = 0.1
-"""Seconds for which a request about a known run waits for a search, which may find
-that it is gone."""
+"""Seconds for which a request about a known run waits for a search: it may be gone."""
 _SKIPPED = frozenset(("node_modules", "__pycache__", "site-packages", COMPLETIONS_NAME))
 _STEP = re.compile(r"(step|dropped)-(\d+)\.jsonl")
 
@@ -88,8 +87,7 @@ class Catalog:
         self._is_searched = self._is_searching = False
         self._is_folder = functools.cache(os.path.isdir)  # a new cache in every search
         self._affordable = self._due = 0.0
-        """When the folders may be searched again without a large share of the time, and when they
-        are."""
+        """When the folders may be searched again at an acceptable cost, and when they are."""
 
     def sources(self) -> dict[str, Source]:
         """Id -> run, of all runs."""
@@ -115,8 +113,7 @@ class Catalog:
             return (self._sources if self._is_searched else dict(self._sources)), self._is_searched
 
     def search(self, is_wanted: bool = False) -> None:
-        """Begin to search the folders, in a thread, if that is due, or ``is_wanted`` and
-        affordable."""
+        """Search the folders in a thread if that is due, or ``is_wanted`` and affordable."""
         with self._changed:
             due = self._affordable if is_wanted else self._due
             if not self._is_searching and time.monotonic() >= due:
@@ -153,8 +150,7 @@ class Catalog:
         return source
 
     def rows_file(self, run_id: str, step: int | None = None) -> Path:
-        """The file of a run's saved rollouts. Raises: ``LookupError`` when it is missing, or
-        outside the folders."""
+        """The file of a run's saved rollouts. Raises: ``LookupError`` when missing, or outside."""
         source = self.get(run_id)
         if step is not None and source.kind == EVALUATION:
             raise LookupError(f"{run_id!r} is an evaluation, which has no steps")
@@ -165,8 +161,7 @@ class Catalog:
         return file
 
     def _is_inside(self, path: Path) -> bool:
-        """Whether a path lies in one of the folders, also after links were created since the last
-        scan."""
+        """Whether a path lies in one of the folders, links made since the last scan resolved."""
         real = path.resolve()
         return any(real.is_relative_to(folder) for folder in self.folders)
 
@@ -204,8 +199,7 @@ class Catalog:
 
 
 def default_folders() -> list[Path]:
-    """``./outputs`` and every ``./environments/*/outputs`` that exist. Raises: ``ConfigError`` when
-    none does."""
+    """``./outputs`` and every ``./environments/*/outputs``. Raises: ``ConfigError`` without any."""
     candidates = [Path("outputs"), *sorted(Path("environments").glob("*/outputs"))]
     if existing := [folder for folder in candidates if folder.is_dir()]:
         return existing
@@ -216,8 +210,7 @@ def default_folders() -> list[Path]:
 
 
 def _label(folder: Path) -> str:
-    """A distinguishing name of a folder: its name, or for ``…/<module>/outputs`` its
-    parent's name."""
+    """What distinguishes a folder: its name, or for ``…/<module>/outputs`` its parent's."""
     return folder.parent.name if folder.name == "outputs" else folder.name
 
 

@@ -48,8 +48,7 @@ class Curves:
 
     @property
     def generation(self) -> str:
-        """A token that changes when the file was rewritten, so that earlier lines may
-        have changed."""
+        """A token that changes when the file was rewritten: earlier lines may differ."""
         return "-".join(f"{part:x}" for part in (*(self._identity or ()), self._restarts))
 
     @property

@@ -73,8 +73,7 @@ def describe(source: Source) -> dict[str, Any]:
 
 
 def _damaged(source: Source, error: Exception) -> dict[str, Any]:
-    """The entry of a run whose files are not as a run writes them. *Raises* OSError when it was
-    removed."""
+    """The entry of a run with other files than a run writes. *Raises* OSError if it was removed."""
     stat = os.stat(source.folder / (METRICS_NAME if source.kind == TRAINING else RESULTS_NAME))
     log.warning("%s cannot be described: %s: %s", source.folder, type(error).__name__, error)
     unknown = dict.fromkeys(
@@ -283,8 +282,7 @@ def _is_written(
 
 
 def _stats(folder: str) -> dict[str, os.stat_result]:
-    """The files whose changes are noticed, by name. Joins texts: making paths would take longer
-    than looking."""
+    """The files whose changes are noticed, by name. Joins texts: making paths takes longer."""
     stats = {}
     for name in _WATCHED:
         with contextlib.suppress(OSError):

@@ -95,8 +95,7 @@ def tool_policies(write: Format, answers: Answers) -> list[NonSolution]:
 
 
 def code_policies(examples: Sequence[Example], write: Format, solution: str) -> list[NonSolution]:
-    """Attacks on a check of code: as calls of a tool that runs code, and as code blocks in the
-    reply."""
+    """Attacks on a check of code: in calls of a tool that runs code, and in the reply."""
     names = _function_names(examples, solution)
     equal = _EQUAL + "".join(
         f"def {name}(*args, **kwargs): return Equal()\n{name.title()} = Equal\n" for name in names
@@ -122,8 +121,7 @@ def code_policies(examples: Sequence[Example], write: Format, solution: str) -> 
 
 
 def runs_code(env: Environment, examples: Sequence[Example], solution: str) -> bool:
-    """Whether model-written code may decide a reward here: a tool that takes code, or code asked
-    for in words."""
+    """Whether model-written code may decide a reward: a tool takes it, or words ask for it."""
     if any(_code_parameter(tool.get("function") or tool) for tool in env.tool_defs):
         return True
     texts = [*map(question_of, examples[:3]), env.system_prompt or "", solution]

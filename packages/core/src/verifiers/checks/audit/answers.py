@@ -73,8 +73,7 @@ async def find_oracle(player: Player, examples: Sequence[Example]) -> Oracle:
 
 
 def solution_texts(env: Environment, example: Example) -> tuple[str, ...]:
-    """The texts of a right solution, one for each turn, as far as they are known
-    without playing."""
+    """The texts of a right solution, one for each turn, as far as known without playing."""
     replies = env.oracle(example.row) if env.oracle is not None else answer_text(example)
     if callable(replies):
         return (answer_text(example),)
@@ -83,8 +82,7 @@ def solution_texts(env: Environment, example: Example) -> tuple[str, ...]:
 
 
 def is_solution(env: Environment, trial: Trial, slots: Sequence[str]) -> bool:
-    """Whether a non-solution happened to say what solves the row: ``slots`` are the texts in the
-    answer's place."""
+    """Whether a non-solution happened to solve the row; ``slots``: texts in the answer's place."""
     answer = answer_text(trial.example)
     expected = solution_texts(env, trial.example)
     if len(expected) > 1 or (len(expected) == 1 and not answer):

@@ -55,8 +55,7 @@ class Certificate:
 
 
 def content_hash(folder: Path) -> str:
-    """SHA-256 over the names and bytes of a package's files; without caches and the certificate
-    itself."""
+    """SHA-256 over the names and bytes of a package's files, but caches and the certificate."""
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not any(part in _SKIPPED for part in file.relative_to(folder).parts):
@@ -81,8 +80,7 @@ def folder_of(source: FoundEnvironment) -> Path | None:
 
 
 def read_certificate(env_id: str) -> Certificate | None:
-    """The certificate of an environment, by id or path; None without a certificate. *Raises* as
-    ``registry.find``."""
+    """The certificate of an environment, by id or path, or None. *Raises* as ``registry.find``."""
     folder = folder_of(registry.find(env_id))
     return None if folder is None else certificate_in(folder)
 

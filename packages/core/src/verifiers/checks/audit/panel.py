@@ -65,14 +65,12 @@ class NonSolution:
     family: str
     policy: Policy
     slot: Slot | None = None
-    """The text in the answer's place, to tell when it happens to be the right answer; None: it
-    never is."""
+    """The text in the answer's place, which may happen to be right; None: it never is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The answers of an environment's rows: what a non-solution may know beside the
-    row's prompt."""
+    """The answers of an environment's rows: what a non-solution may know beside the prompt."""
 
     texts: tuple[str, ...]
     """The most frequent first, each once."""
@@ -81,8 +79,7 @@ class Answers:
 
     @classmethod
     def of(cls, examples: Sequence[Example], played: Sequence[Example] = ()) -> Answers:
-        """The answers of ``examples``; of equally frequent answers those of ``played``
-        rows come last."""
+        """The answers of ``examples``; of equally frequent ones those of ``played`` come last."""
         counts = Counter(text for example in examples if (text := answer_text(example)))
         answers = {answer_text(example) for example in played}
         most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0] in answers))

@@ -76,8 +76,7 @@ class Trial:
     replies: tuple[str, ...]
     """The text of each reply; of tool calls their names and arguments."""
     threshold: float | None = None
-    """``pass_threshold`` of the environment: where no success metric is named, the reward that
-    solves the task."""
+    """``env.pass_threshold``: the reward that solves the task if no success metric is named."""
 
     @property
     def reward(self) -> float:
@@ -87,8 +86,7 @@ class Trial:
 
     @property
     def success(self) -> float:
-        """The metric ``success``, else whether the reward reaches the threshold; NaN if neither
-        is known."""
+        """The metric ``success``, else whether the reward reaches the threshold, else NaN."""
         by_threshold = math.nan
         if self.threshold is not None and not math.isnan(self.reward):
             by_threshold = float(self.reward >= self.threshold)
@@ -105,8 +103,7 @@ class PolicyClient:
         self.replies: list[str] = []
 
     async def complete(self, request: ModelRequest) -> Response:
-        """The policy's reply; to a judge's question, its quotation. *Raises*
-        OverlongPromptError."""
+        """The policy's reply, or a judge's question quoted. *Raises* OverlongPromptError."""
         await asyncio.sleep(0)  # lets a time limit cancel a conversation without end
         if not request.rollout_id:
             quoted = last_user_text(request)

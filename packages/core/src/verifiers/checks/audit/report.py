@@ -77,8 +77,7 @@ class AuditReport(CheckReport):
 
     @property
     def best_non_solution(self) -> Paid | None:
-        """What pays most without solving the task: the line below which a learning curve shows
-        nothing."""
+        """What pays most without solving the task: below it a learning curve shows nothing."""
         known = (p for p in self.non_solutions if p.is_policy and not math.isnan(p.reward))
         return max(known, key=lambda paid: paid.reward, default=None)
 

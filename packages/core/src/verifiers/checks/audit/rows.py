@@ -61,8 +61,7 @@ def _check_leaks(rows: Sequence[Example], findings: Findings) -> None:
 
 
 def _leak(example: Example) -> str:
-    """The place where a prompt names its answer, or shows it outside of the question; "" without
-    a leak."""
+    """Where a prompt names its answer, or shows it outside of the question; "" if nowhere."""
     answer = answer_text(example).strip()
     if not answer:
         return ""

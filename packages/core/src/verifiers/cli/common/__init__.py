@@ -1,2 +1,1 @@
-"""Shared parts of all commands: argument handling, output streams, interrupts, shell completion,
-writing files."""
+"""Shared parts of commands: arguments, output, interrupts, shell completion, writing files."""

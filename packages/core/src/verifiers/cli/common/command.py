@@ -77,8 +77,7 @@ def _answer(facts: dict[str, Any], exit_code: int = 0, error: object = None) -> 
 
 @dataclass(frozen=True, slots=True)
 class SmallCommand:
-    """A command: its name, usage and options for click, the keys of its JSON object, and its
-    action."""
+    """A command: its name, usage and options, the keys of its JSON object, and its action."""
 
     name: str
     about: str

@@ -44,8 +44,7 @@ def how_to(name: str) -> str:
 def environments(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Installed environment ids, also as the last of a comma-separated list; paths when no id
-    matches."""
+    """Installed environment ids, also behind commas; paths when no id matches."""
     from verifiers.environments.registry import list_environments
 
     before, comma, prefix = incomplete.rpartition(",")

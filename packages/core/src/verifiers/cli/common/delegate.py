@@ -1,5 +1,4 @@
-"""Run the commands of another distribution; when it is missing, print how to install it and exit
-with 2."""
+"""Run another distribution's commands; if it is missing, say how to install it and exit with 2."""
 
 from __future__ import annotations
 

@@ -212,8 +212,7 @@ def parse_value(text: str) -> Any:
 
 
 def listed_values(key: str, values: object, section: str) -> list[Any]:
-    """The values that a sweep tries for ``key``. *Raises* ConfigError unless they are a list with
-    any."""
+    """The values that a sweep tries for ``key``. *Raises* ConfigError unless they are listed."""
     if isinstance(values, list) and values:
         return values
     wrong = "an empty list" if isinstance(values, list) else repr(values)
@@ -377,8 +376,7 @@ def store(table: dict[str, Any], path: Sequence[str], value: object) -> None:
 
 
 def raise_together(problems: Sequence[str | VerifiersError]) -> None:
-    """*Raises* a single error unchanged, or one ``ConfigError`` that lists several; returns when
-    there are none."""
+    """*Raises* a single error unchanged, or one ``ConfigError`` that lists several; if any."""
     texts = list(dict.fromkeys(map(str, problems)))
     if len(texts) == 1 and isinstance(problems[0], VerifiersError):
         raise problems[0]

@@ -65,8 +65,7 @@ def discard_stdout() -> None:
 
 @contextlib.contextmanager
 def results_stream(json_only: bool) -> Iterator[TextIO]:
-    """The stream of the results. With ``json_only`` all other output to stdout, by any code, goes
-    to stderr."""
+    """The stream of the results. With ``json_only`` any other output to stdout goes to stderr."""
     if not json_only:
         yield sys.stdout
         return

@@ -55,8 +55,7 @@ def write_files(
 
 
 def _check_places(base: Path, folder: Path, files: Iterable[str]) -> None:
-    """Refuse symbolic links out of ``base``, and files where folders are needed (and
-    the reverse)."""
+    """Refuse symbolic links out of ``base``, files for folders, and folders for files."""
     home = base.resolve() / folder.name
     if folder.resolve() != home:
         raise ConfigError(
@@ -90,8 +89,7 @@ def _appear(folder: Path, texts: Mapping[str, str], created: list[Path]) -> None
 def _fill_in(
     folder: Path, texts: Mapping[str, str], created: list[Path], before: dict[Path, bytes]
 ) -> None:
-    """Add files to an existing folder: create the new files exclusively, then replace the existing
-    files."""
+    """Add files to an existing folder: create new files exclusively, then replace the others."""
     paths = {folder / name: text for name, text in texts.items()}
     existing = [path for path in paths if path.exists()]
     for path, text in paths.items():

@@ -67,8 +67,7 @@ class CommandLine:
 
 
 def parse(argv: Iterable[str]) -> CommandLine:
-    """Read a command line. ``--help`` and ``--version`` print and *raise*
-    ``click.exceptions.Exit``."""
+    """Read a command line. ``--help`` and ``--version`` print and *raise* click's ``Exit``."""
     argv, line = list(argv), CommandLine()
     read = read_words(argv, lambda flag: "." in flag)
     line.files, line.problems = read.files, read.problems
@@ -177,8 +176,7 @@ def _take_dotted(setting: Assignment, line: CommandLine) -> None:
 
 
 def _take_positional(words: Iterable[str], line: CommandLine) -> None:
-    """Sort positional words into environment ids and files; a word that begins with a dash is an
-    unknown option."""
+    """Sort words into environment ids and files; one with a dash first is an unknown option."""
     plain: list[str] = []
     after_unknown = False
     for word in words:

@@ -229,8 +229,7 @@ class _Command:
         print_table(table_rows(self.typed, self.varied), self.out)
 
     def _export(self, prepared: Prepared, results: object) -> dict[str, str] | None:
-        """Write the formats of ``--export``; format -> path. A failure is reported, and the run
-        still counts."""
+        """Write the formats of ``--export``; format -> path. The run counts after a failure too."""
         if not prepared.settings.export or prepared.path is None:
             return None
         from verifiers.cli.evaluate.exporting import export
@@ -296,8 +295,7 @@ def _prepare_all(evaluations: Sequence[Evaluation]) -> list[Prepared]:
 
 
 async def _connect_all(prepared: Sequence[Prepared], display: Display) -> None:
-    """Query every endpoint once: for its model, where none was named, and whether it
-    is reachable."""
+    """Query every endpoint once: for its model if none was named, and whether it is reachable."""
     answers: dict[int, Any] = {}
     for run in prepared:
         client = run.choice.client

@@ -117,16 +117,14 @@ def status_line(
 
 
 def sampled_tokens(progress: Progress) -> int:
-    """Tokens sampled by this start: of finished rollouts, and of the finished turns of running
-    rollouts."""
+    """Tokens sampled by this start, of finished rollouts and finished turns of running rollouts."""
     states = [state for _, state in progress.running.values() if state is not None]
     running: int = sum(state["usage"].get("output_tokens", 0) for state in states)
     return progress.output_tokens + running
 
 
 def waiting_line(progress: Progress, now: float) -> str:
-    """What the running rollouts wait for, with counts, when none has finished for ``SILENT_S``;
-    else empty."""
+    """What the rollouts wait for, with counts, when none finished for ``SILENT_S``; else empty."""
     silent = now - max(progress.last_done, progress.started)
     if silent < SILENT_S or not progress.running:
         return ""
@@ -346,8 +344,7 @@ class JsonDisplay(Display):
 
 
 def make_display(kind: str, quiet: bool) -> Display:
-    """The display of ``--progress``; ``auto`` is the bar, or none when ``quiet``. On a pipe,
-    ``bar`` is ``plain``."""
+    """The display of ``--progress``: ``auto`` is ``bar``, which is ``plain`` on a pipe, or none."""
     stream = sys.stderr
     if kind == "auto":
         kind = "none" if quiet else "bar"
@@ -379,8 +376,7 @@ async def ticking(display: Display) -> AsyncIterator[None]:
 
 
 class LogHandler(logging.Handler):
-    """Sends messages of the ``verifiers`` logger through the display, so that they do not disrupt
-    its block."""
+    """Sends the ``verifiers`` logger's messages through the display, whose block stays intact."""
 
     def __init__(self, display: Display):
         super().__init__()
@@ -398,8 +394,7 @@ class LogHandler(logging.Handler):
 
 @contextmanager
 def logging_to(display: Display, verbose: bool, quiet: bool) -> Iterator[None]:
-    """Show the messages of the ``verifiers`` logger from the configured level on. *Raises*
-    ``ConfigError``."""
+    """Show the ``verifiers`` logger's messages from its level on. *Raises* ``ConfigError``."""
     variable = os.environ.get("VF_LOG_LEVEL", "").upper()
     if variable and variable not in LOG_LEVELS:
         levels = ", ".join(LOG_LEVELS)

@@ -73,8 +73,7 @@ def check_formats(names: Sequence[str]) -> None:
 
 
 def export(results: object, folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Write the results into ``folder`` in each format; format -> path. *Raises* ``UsageError`` of
-    a writer."""
+    """Write the results into ``folder``; format -> path. *Raises* ``UsageError`` of a writer."""
     written: dict[str, str] = {}
     with _without_bars():
         for name in names:

@@ -40,8 +40,7 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The client and the model. ``note``: one line with the reason for the model, when ``-m`` is
-    absent."""
+    """The client and the model. ``note``: why this model, in a line, when ``-m`` is absent."""
 
     client: Any
     model: str | None
@@ -49,8 +48,7 @@ class Choice:
     note: str | None = None
 
     async def ask(self) -> Choice:
-        """The choice, with a model from the server's list. *Raises* as ``client.preflight``,
-        ``ConfigError``."""
+        """The choice, with a model of the server's list. *Raises* as ``client.preflight``."""
         if self.model is not None:
             return self
         await self.client.preflight()
@@ -66,8 +64,7 @@ class Choice:
 
 
 def choose(settings: EvalSettings) -> Choice:
-    """The client and the model of these settings; sends no request. *Raises* ``ConfigError`` with
-    the fix."""
+    """The client and the model of these settings; sends no request. *Raises* ``ConfigError``."""
     model = settings.model
     # with -b, -m names a model of the server: vf-serve local has one of that name
     is_local = model is not None and (model == "local" or model.startswith("local:"))
@@ -208,8 +205,7 @@ def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
 
 
 def registry_path(settings: EvalSettings) -> Path | None:
-    """The configured registry (flag, file, ``VF_ENDPOINTS``), else the first default file that
-    exists."""
+    """The configured registry (flag, file, ``VF_ENDPOINTS``), else the first default file."""
     configured = settings.endpoints_path or os.environ.get("VF_ENDPOINTS")
     if configured:
         return Path(configured).expanduser()

@@ -354,8 +354,7 @@ class EvalSettings:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An evaluation with all its settings. ``combination``: key varied by an ablation -> its value
-    here."""
+    """An evaluation with its settings. ``combination``: key that an ablation varies -> value."""
 
     env_id: str
     settings: EvalSettings

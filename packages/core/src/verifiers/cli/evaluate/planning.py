@@ -81,8 +81,7 @@ class Prepared:
 
     @property
     def varied(self) -> str:
-        """The values of an ablation's combination, ``temperature=0.5 env_args.max_turns=3``; else
-        empty."""
+        """The values of an ablation's combination, ``temperature=0.5 env_args.n=3``; else empty."""
         return " ".join(
             f"{name}={value!r}" for name, value in redacted(self.evaluation.combination).items()
         )
@@ -236,8 +235,7 @@ def builder(env_id: str, settings: EvalSettings) -> Callable[[], Environment]:
 
 
 def load(env_id: str, settings: EvalSettings) -> Environment:
-    """Load the environment and apply its settings. *Raises* as ``load_environment`` and
-    ``set_kwargs``."""
+    """Load the environment and apply its settings. *Raises* as its loader and ``set_kwargs``."""
     env = registry.load(env_id, settings.env_args, settings.env_dir_path)
     changes = {"--extra-env-kwargs": settings.extra_env_kwargs}
     if settings.keep_rows is not None:

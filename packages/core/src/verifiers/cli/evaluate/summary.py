@@ -207,8 +207,7 @@ def print_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
 
 
 def _samples(results: GenerateOutputs) -> list[tuple[str, Any]]:
-    """The rollouts with the highest and the lowest reward; without any known reward, the first
-    rollout."""
+    """The rollouts of the highest and the lowest reward; without a known reward the first."""
     # of a large run they are read from its index: no list of them
     measured = results.measurements()
     rewards, examples = measured.rewards, measured.examples
@@ -234,8 +233,7 @@ def _samples(results: GenerateOutputs) -> list[tuple[str, Any]]:
 
 
 def transcript(output: Mapping[str, Any]) -> str:
-    """Prompt, completion, expected answer and error of a rollout, each text cut to
-    ``MAX_MESSAGE_CHARS``."""
+    """Prompt, completion, answer and error of a rollout, each cut to ``MAX_MESSAGE_CHARS``."""
     from verifiers.runtime.terminal import escape_control
 
     paragraphs = [p for name in ("prompt", "completion") for p in _conversation(output[name], name)]

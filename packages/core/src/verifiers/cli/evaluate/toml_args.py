@@ -49,8 +49,7 @@ class EvalFile:
 
 
 def read_files(paths: Sequence[str]) -> EvalFile:
-    """Merge the files from left to right: a later file's settings take precedence, its evaluations
-    replace others."""
+    """Merge the files: a later file's settings take precedence, its evaluations replace others."""
     merged = EvalFile()
     for path in paths:
         try:
@@ -98,8 +97,7 @@ class _Reader:
         return entries
 
     def ablations(self, tables: object) -> list[Entry]:
-        """The entries of the ``[[ablation]]`` tables: one for every combination of
-        what they sweep."""
+        """The entries of the ``[[ablation]]`` tables: one for each combination that they sweep."""
         entries: list[Entry] = []
         for section, where, table in self.sections("ablation", tables):
             sweep = table.pop("sweep", None)
@@ -184,8 +182,7 @@ class _Reader:
 
 
 def _names(options: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Dotted names of the settings, with one name per member of a table: ``temperature``,
-    ``env_args.max_turns``."""
+    """Dotted names of the settings, a name per member of a table: ``env_args.max_turns``."""
     names: list[str] = []
     for name, value in (pair for settings in options for pair in settings.items()):
         names += [f"{name}.{member}" for member in value] if name in MERGED else [name]
@@ -203,8 +200,7 @@ def _canonical(name: str) -> str:
 
 
 def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
-    """An eval file that defines the same runs, for ``--dump-config``. Secrets are left out and
-    named in comments."""
+    """An eval file of the same runs, for ``--dump-config``; comments name the secrets left out."""
     import tomli_w
 
     from verifiers.runtime.redaction import redacted_text, without_secrets
@@ -285,8 +281,7 @@ def _projects_of(source: FoundEnvironment) -> Iterator[Path]:
 
 
 def _editable_folder(direct_url: str) -> Path | None:
-    """The source folder that a ``direct_url.json`` names; None for another install or a damaged
-    file."""
+    """The source folder that a ``direct_url.json`` names; None without one."""
     from urllib.parse import unquote, urlparse
 
     try:

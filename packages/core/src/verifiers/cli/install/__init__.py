@@ -1,5 +1,4 @@
-"""``vf-install`` and ``vf-setup``: find, install and list environment packages and their
-configuration files."""
+"""``vf-install`` and ``vf-setup``: find, install and list environments; write starter files."""
 
 from __future__ import annotations
 

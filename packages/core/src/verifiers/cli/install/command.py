@@ -59,8 +59,7 @@ RUNS_CODE = (
 
 
 def run(call: Call) -> None:
-    """Install the environment. *Raises* ``UsageError``; ``RunError``: a tool or an
-    import failed."""
+    """Install the environment. *Raises* ``UsageError``, ``RunError``: a tool or import failed."""
     if call.options["list"]:
         _list(call)
         return

@@ -54,8 +54,7 @@ class Finished:
         return " ".join(re.sub(r"[│╰├─▶×]", " ", " ".join(self.last_lines)).split())
 
     def lacks(self, distribution: str) -> bool:
-        """Whether it failed because no index has the distribution, or not in the
-        requested version."""
+        """Whether no index has the distribution, or not in the requested version."""
         name = rf"(?<![\w-]){re.escape(distribution)}"
         return self._failed_with(
             rf"{name} was not found in|there (is|are) no versions? of {name}\b"
@@ -107,8 +106,7 @@ class Installer:
         return [*self.prefix, *flags, *requirements, *library, *overrides]
 
     def dependencies_of(self, distribution: str) -> list[str]:
-        """The command that installs what an installed distribution requires beside ``verifiers``;
-        for pip."""
+        """The command of pip that installs what a distribution requires beside ``verifiers``."""
         requirements = [r for r in _requirements(distribution) if not _is_library(r)]
         return [*self.prefix, *map(str, requirements), *_this_library()]
 
@@ -123,8 +121,7 @@ class Installer:
         return [*self.prefix, "--no-deps", *flags, requirement]
 
     def into(self, folder: str, *requirements: str) -> list[str]:
-        """The command that installs wheels with their dependencies into ``folder``, apart from this
-        Python."""
+        """The command that installs wheels and their dependencies into ``folder`` alone."""
         return [*self.prefix, "--only-binary", ":all:", "--target", folder, *requirements]
 
     def unpack(self, requirement: str, folder: str) -> list[str]:
@@ -233,14 +230,12 @@ def library_overrides() -> Path:
 
 
 def library_version() -> str:
-    """The version of the running ``verifiers``. *Raises* ``PackageNotFoundError`` when it is not
-    installed."""
+    """The version of the running ``verifiers``. *Raises* ``PackageNotFoundError``."""
     return str(importlib_metadata.version(CORE))
 
 
 def unmet_by_library(distribution: str) -> list[Requirement]:
-    """Requirements on ``verifiers`` of an installed distribution that exclude the
-    running version."""
+    """What an installed distribution requires of ``verifiers`` that excludes this version."""
     version, requirements = library_version(), _requirements(distribution)
     return [r for r in requirements if _is_library(r) and version not in r.specifier]
 

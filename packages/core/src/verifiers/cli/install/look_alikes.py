@@ -129,8 +129,7 @@ def _library_modules(name: str) -> Iterator[str]:
 
 
 def _files(distribution: Distribution) -> set[str]:
-    """Files of a distribution inside ``site-packages``, without its metadata and
-    compiled copies."""
+    """A distribution's files in ``site-packages``, without its metadata and compiled copies."""
     return {
         file
         for file in _recorded(distribution)
@@ -153,8 +152,7 @@ def _module(file: str) -> str:
 
 
 def _is_confusable(name: str, similar: str) -> bool:
-    """Whether two names look alike, or one mistyped letter makes one of the other; digits tell
-    names apart."""
+    """Whether two names look alike or differ by a mistyped letter; digits tell names apart."""
     if name.translate(_LOOKS) == similar.translate(_LOOKS):
         return True
     if re.sub(r"\D", "", name) != re.sub(r"\D", "", similar) or min(len(name), len(similar)) < 4:

@@ -34,8 +34,7 @@ class Project:
     """Entry points of the environments' group."""
 
     def offers(self, name: str) -> bool:
-        """Whether it provides the environment of the normalised id ``name``: by an entry point,
-        else by its name."""
+        """Whether it provides the normalised id ``name``: by an entry point, else by its name."""
         offered = {normalize_name(env_id) for env_id in self.env_ids} or {
             normalize_name(self.name or self.folder.name)
         }
@@ -61,8 +60,7 @@ class Workspace:
         )
 
     def projects(self) -> Iterator[Project]:
-        """The existing members, sorted by folder. *Raises* ``ConfigError`` for an
-        unreadable file."""
+        """The members, sorted by folder. *Raises* ``ConfigError`` for an unreadable file."""
         folders = {folder for glob in self.members for folder in self.root.glob(glob)}
         for folder in sorted(folders):
             if (folder / PYPROJECT).is_file() and self.contains(folder):
@@ -70,8 +68,7 @@ class Workspace:
 
 
 def find_workspace(start: Path) -> Workspace | None:
-    """The uv workspace of ``start``: the nearest folder, upwards, whose ``pyproject.toml`` declares
-    a workspace."""
+    """The uv workspace of ``start``: the nearest ``pyproject.toml``, upwards, that declares one."""
     for folder in (start.resolve(), *start.resolve().parents):
         table = table_at(read_toml(folder), "tool", "uv").get("workspace")
         if isinstance(table, dict):
@@ -85,8 +82,7 @@ def is_project(folder: Path) -> bool:
 
 
 def read_project(folder: Path) -> Project:
-    """The project in ``folder``. *Raises* ``ConfigError`` when its ``pyproject.toml`` cannot be
-    read."""
+    """The project in ``folder``. *Raises* ``ConfigError`` for an unreadable ``pyproject.toml``."""
     return project_of(read_toml(folder), folder)
 
 

@@ -82,8 +82,7 @@ class Package:
     index_url: str | None = None
     """The only index it may come from."""
     check_first: bool = False
-    """Whether to inspect the wheel before it is installed, because a name in the index belongs to
-    anyone."""
+    """Whether to inspect the wheel first: a name in the index belongs to anyone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +130,7 @@ def choose(request: Request) -> Installed | FoundEnvironment | Sequence[Package]
 
 
 def known_ids() -> list[str]:
-    """Ids of installed environments and of members of the workspace around the
-    working directory."""
+    """Ids of installed environments and of members of the surrounding workspace."""
     workspace = find_workspace(Path.cwd())
     projects = workspace.projects() if workspace else ()
     members = [env_id for project in projects for env_id in project.env_ids]
@@ -297,8 +295,7 @@ class Repository:
     folders: tuple[str, ...]
 
     def requirement(self, distribution: str, folder: str) -> str:
-        """The requirement for the installer: ``vf-x @
-        git+https://…@main#subdirectory=packages/envs/x``."""
+        """For the installer: ``vf-x @ git+https://…@main#subdirectory=packages/envs/x``."""
         return f"{distribution} @ git+{self.url}@{self.branch}#subdirectory={folder}"
 
     def find(self) -> tuple[str, Project]:
