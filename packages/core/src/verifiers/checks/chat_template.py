@@ -203,8 +203,8 @@ def _conversations(
         _assistant("<think>\nTwo twos are four.\n</think>\n\nIt is 4."),
         _assistant("<think>\nTwo threes are six.\n</think>\n\nIt is 6."),
     )
-    for name, (one, two) in (("plain", answers), ("think", thoughts)):
-        yield name, [first, one, second, two, THANKS], tools
+    for name, (answer, last_answer) in (("plain", answers), ("think", thoughts)):
+        yield name, [first, answer, second, last_answer, THANKS], tools
     offered = tools or [WEATHER]
     for name, thought in (
         ("tools", ""),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from verifiers.checks.report import Findings, error_text, method_place, raised_at
 from verifiers.data.examples import Example, Table
@@ -21,7 +21,7 @@ from verifiers.errors import DatasetError
 from verifiers.runtime.json import canonical_json, encode_row
 
 if TYPE_CHECKING:
-    from verifiers.types import Messages
+    from verifiers.types import Message, Messages
 
 MAX_ROWS = 1000
 CHARS_PER_TOKEN = 4
@@ -236,7 +236,7 @@ def _check_prompts(env: Environment, examples: Sequence[Example], findings: Find
             )
 
 
-def _has_second_system_prompt(prompt: Any, system_prompt: str) -> bool:
+def _has_second_system_prompt(prompt: list[Message], system_prompt: str) -> bool:
     (first, *more), roles = _texts(prompt), [message["role"] for message in prompt]
     is_first = first == system_prompt and roles.count("system") < 2
     return not is_first or any(system_prompt in text for text in more)

@@ -173,15 +173,15 @@ def check_same_rollouts(
 ) -> None:
     """Warn when the same replies to the same example give a different result the second time."""
     of_rubric = place_of(type(env.rubric))
-    places = {"completion": method_place(env, "env_response"), "stop_condition": of_rubric}
+    locations = {"completion": method_place(env, "env_response"), "stop_condition": of_rubric}
     # group rewards depend on siblings, which are not run again
     if not env.rubric.has_group_rewards:
-        places["reward"] = of_rubric
+        locations["reward"] = of_rubric
     last = before[-1].policy
     old = {r.example.example_id: r.state for r in before if r.policy == last}
     for rollout in after:
         first, second = old[rollout.example.example_id], rollout.state
-        for name, location in places.items():
+        for name, location in locations.items():
             if encode_row({"v": first[name]}) != encode_row({"v": second[name]}):
                 findings.warn(
                     "unseeded-randomness",

@@ -111,8 +111,8 @@ def source_of_library(folder: Path) -> str | None:
     if not origin.commit:
         return f"{{ url = {json.dumps(origin.url)} }}"
     parts = {"git": origin.url, "rev": origin.commit, "subdirectory": origin.subdirectory}
-    given = (f"{name} = {json.dumps(value)}" for name, value in parts.items() if value)
-    return f"{{ {', '.join(given)} }}"
+    assignments = (f"{name} = {json.dumps(value)}" for name, value in parts.items() if value)
+    return f"{{ {', '.join(assignments)} }}"
 
 
 def _print_result(call: Call, names: Names, target: Target, outcomes: Mapping[str, str]) -> None:

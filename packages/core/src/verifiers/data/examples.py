@@ -176,7 +176,8 @@ class Table(Sequence[Example]):
     def only(self, hashes: Collection[str]) -> Table:
         """The examples whose content hash is among ``hashes``, in this order; reads every row."""
         pairs = zip(self._row_positions(), self, strict=True)
-        return Table(self._store, [place for place, example in pairs if example.hash in hashes])
+        selected = [position for position, example in pairs if example.hash in hashes]
+        return Table(self._store, selected)
 
     def sample(self, n: int, seed: int | None = None) -> list[dict[str, Any]]:
         """Draw ``n`` row copies without replacement, reshuffling when exhausted.

@@ -59,7 +59,7 @@ class Parser(Identified):
         messages = self.get_assistant_messages(completion)
         return self.parse(self.text_of(messages[-1])) if messages else None
 
-    def text_of(self, message: Any) -> str:
+    def text_of(self, message: object) -> str:
         """The text of a message to parse: the text of its content, ``""`` when it is None."""
         return message_text(message)
 

@@ -28,7 +28,7 @@ class ThinkParser(Parser):
         _, closed, tail = text.rpartition(CLOSE)
         return self.extract_fn(tail.strip() if closed else "")
 
-    def text_of(self, message: Any) -> str:
+    def text_of(self, message: object) -> str:
         """The content, behind an empty think block if the message has ``reasoning_content``."""
         text = message_text(message)
         return f"{OPEN}{CLOSE}{text}" if field(message, "reasoning_content") else text

@@ -154,8 +154,8 @@ def _described(value: object) -> Any:
     if isinstance(value, range | complex) or type_name(type(value)) in _NUMBERS_AND_TIMES:
         return str(value)
     model_name = getattr(value, "name_or_path", None)  # a tokenizer or a model in this process
-    named = {"name_or_path": model_name} if isinstance(model_name, str) else {}
-    return {"class": type_name(type(value))} | named
+    by_name = {"name_or_path": model_name} if isinstance(model_name, str) else {}
+    return {"class": type_name(type(value))} | by_name
 
 
 _NUMBERS_AND_TIMES = frozenset(

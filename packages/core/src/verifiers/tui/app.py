@@ -337,9 +337,9 @@ def ordered(
     ['c', 'a', 'bb']
     """
     pairs = [(value(entry), entry) for entry in entries]
-    known = [pair for pair in pairs if pair[0] is not None and pair[0] == pair[0]]
-    unknown = [pair for pair in pairs if pair[0] is None or pair[0] != pair[0]]
-    kinds = {float if isinstance(key, int | float) else type(key) for key, _ in known}
+    with_value = [pair for pair in pairs if pair[0] is not None and pair[0] == pair[0]]
+    without_value = [pair for pair in pairs if pair[0] is None or pair[0] != pair[0]]
+    kinds = {float if isinstance(key, int | float) else type(key) for key, _ in with_value}
     is_plain = len(kinds) < 2  # ids of examples may be numbers and texts
-    known.sort(key=lambda pair: pair[0] if is_plain else str(pair[0]), reverse=is_reversed)
-    return [entry for _, entry in (*known, *unknown)]
+    with_value.sort(key=lambda pair: pair[0] if is_plain else str(pair[0]), reverse=is_reversed)
+    return [entry for _, entry in (*with_value, *without_value)]

@@ -21,8 +21,8 @@ IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp|avif|bmp);base64,[A-Za-z0-9
 Pieces = Callable[[Sequence[int]], list[str]]
 """Token ids -> the text of each."""
 PREVIEW_CHARS = 240
-SHOWN = "example_id task answer info reward advantage error stop_condition timing".split()
-SHOWN_IF_SAVED = ("sibling", "attempts", "group", "trained", "excluded")
+ALWAYS_SAVED = "example_id task answer info reward advantage error stop_condition timing".split()
+SOMETIMES_SAVED = ("sibling", "attempts", "group", "trained", "excluded")
 MAIN_ROLES = (None, "main")
 """Roles of the turns of an agent's own conversation."""
 
@@ -47,8 +47,8 @@ def page(
     unshown = ("trajectory", "turn_tokens", "crc32", "write_part")
     columns = {*FIELDS, *DISK_FIELDS, *metrics, *apart, *unshown}
     content = {
-        **{name: row[name] for name in SHOWN},
-        **{name: row.get(name) for name in SHOWN_IF_SAVED},
+        **{name: row[name] for name in ALWAYS_SAVED},
+        **{name: row.get(name) for name in SOMETIMES_SAVED},
         "messages": messages,
         "steps": steps,
         "scores": [_score(name, value, weights) for name, value in metrics.items()],

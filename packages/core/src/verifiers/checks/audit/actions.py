@@ -114,9 +114,9 @@ def code_policies(examples: Sequence[Example], write: Format, solution: str) -> 
         "code that skips its tests": "import unittest\nraise unittest.SkipTest('skipped')\n",
     }
     return [
-        NonSolution(f"{name}, {place}", "code", policy)
+        NonSolution(f"{name}, {where}", "code", policy)
         for name, code in attacks.items()
-        for place, policy in _places(write, code).items()
+        for where, policy in _policies_of(write, code).items()
     ]
 
 
@@ -129,7 +129,7 @@ def runs_code(env: Environment, examples: Sequence[Example], solution: str) -> b
     return any(map(words.search, texts))
 
 
-def _places(write: Format, code: str) -> dict[str, Policy]:
+def _policies_of(write: Format, code: str) -> dict[str, Policy]:
     """Where a reply can hold code -> the policy that writes it there."""
 
     def in_tool(turn: Turn) -> Any:

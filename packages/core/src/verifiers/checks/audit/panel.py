@@ -85,14 +85,14 @@ class Answers:
         most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0] in answers))
         return cls(tuple(text for text, _ in most), most[0][1] / len(examples) if most else 0.0)
 
-    def others(self, turn: Turn) -> list[str]:
+    def wrong_answers(self, turn: Turn) -> list[str]:
         """The answers of other rows that differ from this row's; at least some answer."""
         answer = answer_text(turn.example)
         return [text for text in self.texts if text != answer] or ["42"]
 
     def another(self, turn: Turn) -> str:
         """One of them."""
-        return random.Random(turn.example.hash).choice(self.others(turn))
+        return random.Random(turn.example.hash).choice(self.wrong_answers(turn))
 
 
 def panel(write: Format, answers: Answers, thinks: bool) -> list[NonSolution]:
@@ -145,7 +145,7 @@ def _whole_replies(write: Format, answers: Answers) -> list[tuple[str, str, Poli
     """Replies that break or repeat the format itself."""
 
     def blocks(turn: Turn) -> str:
-        texts = answers.others(turn)[:5]
+        texts = answers.wrong_answers(turn)[:5]
         return "\n".join(write(turn, text) for text in texts)
 
     def unclosed(turn: Turn) -> str:  # without its closing tags, braces and fences

@@ -52,8 +52,9 @@ async def profile_rows(
         )
     profiles = []
     for example in examples:
-        known = solved[example.example_id]
-        profiles.append(RowProfile(example.example_id, example.hash, round(sum(known)), len(known)))
+        numbers = solved[example.example_id]
+        counts = round(sum(numbers)), len(numbers)
+        profiles.append(RowProfile(example.example_id, example.hash, *counts))
     return examples, profiles
 
 

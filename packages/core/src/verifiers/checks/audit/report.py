@@ -78,8 +78,8 @@ class AuditReport(CheckReport):
     @property
     def best_non_solution(self) -> Paid | None:
         """What pays most without solving the task: below it a learning curve shows nothing."""
-        known = (p for p in self.non_solutions if p.is_policy and not math.isnan(p.reward))
-        return max(known, key=lambda paid: paid.reward, default=None)
+        rewarded = (p for p in self.non_solutions if p.is_policy and not math.isnan(p.reward))
+        return max(rewarded, key=lambda paid: paid.reward, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; unknown numbers are None."""

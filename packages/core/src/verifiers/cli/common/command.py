@@ -161,7 +161,7 @@ class SmallCommand:
         return command
 
 
-def option(flags: str, help_: str, default: Any = None, **settings: Any) -> click.Option:
+def option(flags: str, help_: str, default: object = None, **settings: Any) -> click.Option:
     """An option, ``option("-o --out", "Where.", ".")``, whose help names its default; a flag
     without default and settings."""
     if default is None:

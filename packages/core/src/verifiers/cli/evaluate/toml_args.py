@@ -80,8 +80,10 @@ class _Reader:
 
     def settings(self, table: Mapping[str, Any], section: str, where: KeyPath) -> dict[str, Any]:
         """The table's settings by name, checked."""
-        places = {key: self.file.location(*where, key) for key in table}
-        assignments = [Assignment((key,), table[key], place) for key, place in places.items()]
+        locations = {key: self.file.location(*where, key) for key in table}
+        assignments = [
+            Assignment((key,), table[key], location) for key, location in locations.items()
+        ]
         values = self.fields.read(assignments, section, self.problems, also=("eval", "ablation"))
         if "endpoints_path" in values:
             registry = Path(values["endpoints_path"]).expanduser()
