@@ -69,6 +69,11 @@ def finding(report, code):
     return findings[0]
 
 
+def reported(code, make=single_turn, **parameters):
+    """What a check says under ``code`` of an environment with these parameters."""
+    return finding(check(lambda: make(**parameters)), code)
+
+
 # --- good environments ----------------------------------------------------------------------------
 
 
@@ -232,12 +237,9 @@ def test_two_functions_or_two_tools_of_one_name_are_reported():
         """Look."""
         return ""
 
-    assert finding(
-        check(lambda: single_turn(rubric=Rubric(funcs=[exact, exact]))), "duplicate-function-name"
-    )
-    assert finding(
-        check(lambda: vf.ToolEnv(tools=[look, look], dataset=ROWS)), "duplicate-function-name"
-    )
+    twice = lambda: single_turn(rubric=Rubric(funcs=[exact, exact]))  # noqa: E731
+    assert reported("duplicate-function-name", twice)
+    assert reported("duplicate-function-name", vf.ToolEnv, tools=[look, look], dataset=ROWS)
 
 
 def test_a_tool_without_a_schema_is_reported():
@@ -316,7 +318,7 @@ def test_building_twice_in_one_process_must_work():
         built.append(1)
         return single_turn()
 
-    assert "second time" in finding(check(load), "constructor-side-effect").message
+    assert "second time" in reported("constructor-side-effect", load).message
 
 
 def test_rows_drawn_without_a_seed_are_reported_and_seeded_ones_are_not():
@@ -357,29 +359,21 @@ def test_a_dataset_that_cannot_be_read_is_reported():
     def fail():
         raise OSError("the disk is gone")
 
-    assert (
-        "the disk is gone"
-        in finding(check(lambda: single_turn(dataset=fail)), "dataset-unreadable").message
-    )
-    assert (
-        "empty"
-        in finding(check(lambda: single_turn(dataset=lambda: [])), "dataset-unreadable").message
-    )
+    assert "the disk is gone" in reported("dataset-unreadable", dataset=fail).message
+    assert "empty" in reported("dataset-unreadable", dataset=lambda: []).message
 
 
 def test_rows_without_prompt_and_question_are_reported_with_their_number():
-    assert finding(check(lambda: single_turn(dataset=[{"text": "a"}])), "no-prompt-question")
+    assert reported("no-prompt-question", dataset=[{"text": "a"}])
 
     some = [*ROWS, {"question": None}, {"question": None}]
-    assert (
-        "2 rows" in finding(check(lambda: single_turn(dataset=some)), "no-prompt-question").message
-    )
+    assert "2 rows" in reported("no-prompt-question", dataset=some).message
 
 
 def test_rows_that_json_cannot_hold_are_reported():
     rows = [{"question": "a", "answer": "b", "info": {"key": object()}}]
 
-    assert finding(check(lambda: single_turn(dataset=rows)), "row-not-serialisable")
+    assert reported("row-not-serialisable", dataset=rows)
 
 
 def test_a_get_dataset_that_changes_itself_is_reported():
@@ -388,11 +382,12 @@ def test_a_get_dataset_that_changes_itself_is_reported():
             self.offset = getattr(self, "offset", -1) + 1
             return super().get_dataset(n, seed=self.offset)
 
-    first = finding(
-        check(
-            lambda: Shuffling(dataset=ROWS, eval_dataset=EVAL_ROWS, rubric=Rubric(funcs=[exact]))
-        ),
+    first = reported(
         "get-dataset-not-repeatable",
+        Shuffling,
+        dataset=ROWS,
+        eval_dataset=EVAL_ROWS,
+        rubric=Rubric(funcs=[exact]),
     )
     assert "get_dataset" in first.place
 
@@ -405,9 +400,7 @@ def test_a_missing_evaluation_set_is_reported_also_when_a_function_returns_the_r
 
 
 def test_evaluation_rows_that_are_trained_on_are_reported():
-    first = finding(
-        check(lambda: single_turn(eval_dataset=EVAL_ROWS + ROWS[:1])), "train-and-eval-overlap"
-    )
+    first = reported("train-and-eval-overlap", eval_dataset=EVAL_ROWS + ROWS[:1])
 
     assert "1 of 5" in first.message
 
@@ -418,9 +411,7 @@ def test_missing_answers_are_reported_only_where_a_function_wants_them():
     def length(completion):
         return min(1.0, len(completion[-1]["content"]) / 100)
 
-    assert finding(
-        check(lambda: single_turn(dataset=rows)), "no-answer-although-a-function-wants-it"
-    )
+    assert reported("no-answer-although-a-function-wants-it", dataset=rows)
     assert check(lambda: single_turn(dataset=rows, rubric=Rubric(funcs=[length]))).warnings == ()
 
 
@@ -681,8 +672,8 @@ def test_a_cleanup_that_does_not_run_is_reported():
             return await self.init_state(input, client, model, sampling_args)
 
     assert check(Board).ok
-    assert "without the decorator" in finding(check(Forgets), "cleanup-not-run").message
-    assert "ran 0 times" in finding(check(OwnLoop), "cleanup-not-run").message
+    assert "without the decorator" in reported("cleanup-not-run", Forgets).message
+    assert "ran 0 times" in reported("cleanup-not-run", OwnLoop).message
 
 
 def test_a_stop_condition_overridden_without_its_mark_is_reported():
