@@ -80,6 +80,10 @@ class Page:
             )
         )
 
+    def count(self, where: str) -> int:
+        """How many elements there are."""
+        return self.js("return document.querySelectorAll(arguments[0]).length", where)
+
     def find(self, where: str) -> Any:
         """The first element of a CSS selector, once it is there."""
         return self.wait(lambda: self.driver.find_elements("css selector", where))[0]

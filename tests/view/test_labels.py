@@ -138,27 +138,14 @@ def test_labels_are_read_by_the_results_and_count_for_what_was_read(sums):
     with (sums / RUN / LABELS_NAME).open("ab") as file:
         file.write(b'{"unfinished')
     results = vf.load_results(sums / RUN)
-    assert [output["label"] for output in results.outputs] == [
-        True,
-        False,
-        False,
-        False,
-        True,
-        None,
-        None,
-        None,
-    ]
+    labels = [output["label"] for output in results.outputs]
+    assert labels == [True, False, False, False, True, None, None, None]
     measured = results.agreement("label")
-    assert (measured.true_yes, measured.false_yes, measured.true_no, measured.false_no) == (
-        2,
-        1,
-        2,
-        0,
-    )
+    counts = measured.true_yes, measured.false_yes, measured.true_no, measured.false_no
+    assert counts == (2, 1, 2, 0)
     assert measured.kappa == pytest.approx(8 / 13)  # by hand: observed 4/5, by chance 12/25
-    assert Library(Catalog([sums])).labels(RUN)["agreement"]["kappa"] == pytest.approx(
-        measured.kappa
-    )
+    shown = Library(Catalog([sums])).labels(RUN)["agreement"]
+    assert shown["kappa"] == pytest.approx(measured.kappa)
     assert len(read_labels(sums / RUN)) == 6
 
 
@@ -168,19 +155,9 @@ def test_a_reader_labels_by_keys_and_sees_the_agreement(page, serve, sums):
     page.wait_text("right")
     for key in ("y", "n", "n"):  # right, wrong, wrong of rollouts 0, 1, 2
         page.press(key)
-        page.wait(
-            lambda: (
-                page.js("return document.querySelectorAll('.labelled [aria-pressed=true]').length")
-                == 1
-            )
-        )
+        page.wait(lambda: page.count(".labelled [aria-pressed=true]") == 1)
         page.press("j")
-        page.wait(
-            lambda: (
-                page.js("return document.querySelectorAll('.labelled [aria-pressed=false]').length")
-                == 2
-            )
-        )
+        page.wait(lambda: page.count(".labelled [aria-pressed=false]") == 2)
     assert server.ask(f"labels?run={quote(RUN)}")["labels"] == {"0": True, "1": False, "2": False}
     page.picture("labelled")
     page.press("u")
@@ -210,7 +187,7 @@ def test_a_copy_shows_the_labels_and_takes_none(page, sums, tmp_path_factory):
     for row, said in ((0, "labelled right"), (2, "labelled wrong"), (3, "")):
         page.open(url + "#/run/" + quote(RUN, safe="") + f"/{row}")
         page.wait(lambda said=said: page.text(".labelled") == said)
-        assert page.js("return document.querySelectorAll('.labelled button').length") == 0
+        assert page.count(".labelled button") == 0
     page.press("y")
     assert page.text(".labelled") == ""
     assert len(read_labels(sums / RUN)) == 3

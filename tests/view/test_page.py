@@ -150,17 +150,12 @@ def test_every_turn_has_its_tokens_time_and_coloured_probabilities(page, serve, 
         serve(runs, tokenizer="bytes").url + at("run", CAREFUL, row_with(served, "repeat it"))
     )
     page.wait_text("log-probabilities of")
-    cells = page.js("return document.querySelectorAll('.message .tokens .token').length")
+    cells = page.count(".message .tokens .token")
     label = page.texts(".message.assistant .tokens")[1]
     assert cells > 50
     assert "The result is" in label
-    assert (
-        page.js(
-            "return new Set([...document.querySelectorAll('.tokens .token')].map((t) =>"
-            " t.className)).size"
-        )
-        > 1
-    )
+    colours = "[...document.querySelectorAll('.tokens .token')].map((token) => token.className)"
+    assert len(set(page.js(f"return {colours}"))) > 1
     assert "tokens · " in page.text(".message.assistant .facts")
     page.picture("probabilities")
 
@@ -169,7 +164,7 @@ def test_images_out_of_messages_are_shown_and_no_address_is_loaded(page, served)
     page.open(served.url + at("run", PICTURES, 0))
     page.wait_text("What is on the picture?")
     page.wait(lambda: page.js("return document.querySelector('.message img').naturalWidth") == 48)
-    assert page.js("return document.querySelectorAll('img').length") == 1
+    assert page.count("img") == 1
     assert "image not loaded: http://127.0.0.1:9/secret.png" in page.text()
     asked = page.js("return performance.getEntriesByType('resource').map((e) => e.name)")
     assert all(name.startswith((served.url, "data:")) for name in asked)
@@ -189,13 +184,7 @@ def test_markup_in_a_completion_is_text(page, served):
     page.picture("attack")
     time.sleep(0.3)
     assert page.js("return window.owned") is None
-    assert (
-        page.js(
-            "return document.querySelectorAll('main script, main img, main [onload], main"
-            " a[href^=javascript]').length"
-        )
-        == 0
-    )
+    assert page.count("main script, main img, main [onload], main a[href^=javascript]") == 0
     page.open(served.url + at("run", CAREFUL))
     page.wait_text("<script>window.owned")
     assert page.js("return window.owned") is None
@@ -286,7 +275,7 @@ def test_a_training_shows_curves_and_the_rollouts_of_each_step(page, served):
         "return document.querySelector('details.settings').textContent"
     )
     assert {"entropy", "loss", "grad_norm"} <= set(titles)
-    assert page.js("return document.querySelectorAll('.curve.wide .mark').length") == 3
+    assert page.count(".curve.wide .mark") == 3
     points = page.js(
         "return document.querySelector('.curve.wide .line').getAttribute('points').split('"
         " ').length"
@@ -331,16 +320,10 @@ def test_a_run_and_a_training_go_on_before_the_readers_eyes(page, serve, tmp_pat
     path, chance = tmp_path / "evals" / "tower--small" / "abc", random.Random(0)
     view_runs.training(tmp_path / "learner", num_steps=3)
     server = serve(tmp_path)
-    with RunDirectory.create_or_resume(path, {"env_id": "tower", "model": "small"}) as run:
-        run.write_metadata(
-            {
-                "env_id": "tower",
-                "model": "small",
-                "status": "running",
-                "num_examples": 9,
-                "rollouts_per_example": 1,
-            }
-        )
+    names = {"env_id": "tower", "model": "small"}
+    facts = names | {"rollouts_per_example": 1}
+    with RunDirectory.create_or_resume(path, names) as run:
+        run.write_metadata(facts | {"status": "running", "num_examples": 9})
         with run.open_journal() as journal:
             journal.append_sync([view_runs.plain_row(n, chance) for n in range(4)])
             page.open(server.url)
@@ -352,45 +335,21 @@ def test_a_run_and_a_training_go_on_before_the_readers_eyes(page, serve, tmp_pat
             page.wait_text("5 rollouts")
             page.wait_text("5 of 9 rollouts")
             assert page.js("return window.untouched")  # the page was not loaded again
-        run.write_metadata(
-            {
-                "env_id": "tower",
-                "model": "small",
-                "status": "complete",
-                "num_examples": 5,
-                "rollouts_per_example": 1,
-            }
-        )
+        run.write_metadata(facts | {"status": "complete", "num_examples": 5})
         page.wait_text("finished")
     page.open(server.url + at("training", "learner"))
     page.wait_text("Rollouts of step 3")
     view_runs.training(tmp_path / "learner", num_steps=2, first=4)
     page.wait_text("Rollouts of step 5")
-    page.wait(
-        lambda: (
-            page.js(
-                "return document.querySelector('.curve.wide .line').getAttribute('points').split('"
-                " ').length"
-            )
-            == 5
-        )
-    )
+    line = "return document.querySelector('.curve.wide .line').getAttribute('points')"
+    page.wait(lambda: len(page.js(line).split(" ")) == 5)
 
 
 # --- size -----------------------------------------------------------------------------------------
 
 
-HOSTILE_NAMES = [
-    "__proto__",
-    "constructor",
-    "toString",
-    "hasOwnProperty",
-    "length",
-    "<b>bold</b>",
-    "",
-    "a b",
-    "√é",
-]
+HOSTILE_NAMES = "__proto__ constructor toString hasOwnProperty length <b>bold</b> √é".split()
+HOSTILE_NAMES += ["", "a b"]
 
 
 @pytest.fixture(scope="module")
@@ -401,13 +360,8 @@ def oddly_named(tmp_path_factory):
     same = {"completion": "yes", "info": {"__proto__": {"polluted": 1}}}
     rows = [
         same
-        | {
-            "example_id": n,
-            "prompt": f"Question {n}",
-            "reward": n % 2,
-            "metrics": values if n else {},
-        }
-        | {"rollout_key": str(n), "example_hash": str(n)}
+        | {"example_id": n, "prompt": f"Question {n}", "reward": n % 2}
+        | {"metrics": values if n else {}, "rollout_key": str(n), "example_hash": str(n)}
         for n in range(4)
     ]
     for model in ("a", "b"):
@@ -493,7 +447,7 @@ def test_fifty_thousand_rollouts_open_at_once_and_scroll(page, serve, large):
                 abs(int(page.texts(".body .id")[10].split(".")[0]) / 50_000 - share) < 0.01
             )
         )
-        assert page.js("return document.querySelectorAll('.body .row').length") < 60
+        assert page.count(".body .row") < 60
     page.wait_text(f"Question {page.texts('.body .id')[10].split('.')[0]}:")
     page.press("END")
     page.wait_text("Question 49999:")
@@ -645,15 +599,8 @@ def test_a_filter_a_bar_and_the_next_failure_lead_to_rollouts(page, served):
         "document.querySelectorAll('.plot')[1].querySelector('.pick').dispatchEvent(new"
         " Event('click'))"
     )
-    page.wait(
-        lambda: (
-            "output_tokens >="
-            in page.js(
-                "return location.hash.replace(/\\+/g, ' ')  &&"
-                " decodeURIComponent(location.hash.replace(/\\+/g, ' '))"
-            )
-        )
-    )
+    address = "return decodeURIComponent(location.hash.replace(/\\+/g, ' '))"
+    page.wait(lambda: "output_tokens >=" in page.js(address))
     page.open(served.url + at("run", CAREFUL))
     page.wait_text("36 rollouts")
     page.press("f", "ENTER")
@@ -668,7 +615,7 @@ def test_a_row_per_example_has_a_cell_per_sibling(page, served):
     page.wait_text("36 rollouts")
     page.wait(lambda: len(rows_shown(page)) == 12)
     page.picture("examples")
-    assert page.js("return document.querySelectorAll('.heat .cell').length") == 36
+    assert page.count(".heat .cell") == 36
     rewards = answer["columns"]["reward"]
     means = [
         sum(r for r, e in zip(rewards, answer["columns"]["example"], strict=True) if e == n) / 3
@@ -689,16 +636,9 @@ def test_the_list_shows_the_settings_that_vary_and_on_a_phone_the_reward(page, s
                     [{"example_id": 0, "reward": 0.25, "metrics": {}, "rollout_key": "0"}]
                 )
             usage = {"input_tokens": 1000.0, "output_tokens": 234.0}
-            run.write_metadata(
-                {
-                    "status": "complete",
-                    **config,
-                    "avg_reward": 0.25,
-                    "num_rollouts": 2,
-                    "usage": usage,
-                }
-                | {"cost_usd": cost, "avg_success": 0.5, "num_unscored": 1}
-            )
+            counts = {"num_rollouts": 2, "num_unscored": 1, "usage": usage, "cost_usd": cost}
+            means = {"avg_reward": 0.25, "avg_success": 0.5}
+            run.write_metadata({"status": "complete", **config, **counts, **means})
     server = serve(tmp_path)
     page.open(server.url)
     page.wait(lambda: len(rows_shown(page)) == 2)

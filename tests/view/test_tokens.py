@@ -63,9 +63,7 @@ def test_tokens_of_a_trained_rollout_are_coloured_by_what_they_are_chosen_by(pag
     assert all("in the loss" in title and "weight" in title for title in titles)
     page.picture("trained-tokens")
     page.press("ESCAPE", "l")  # leave the select box; the text in their place
-    page.wait(
-        lambda: page.js("return document.querySelectorAll('.probabilities[open]').length") == 0
-    )
+    page.wait(lambda: page.count(".probabilities[open]") == 0)
     assert page.text(".message.assistant .prose")
     page.press("l")
 

@@ -30,8 +30,8 @@ def test_markdown_formulas_and_grids_are_drawn(page, serve, areas):
     assert page.texts(".drawn pre")[0].startswith("def area(a, h):\n    return")
     assert page.texts(".drawn .grid-text") == ["# . #\n. O .\n# . #"]
     assert "it costs $5 and $10." in page.texts(".drawn")[1]
-    assert page.js("return document.querySelectorAll('.drawn math mfrac').length") == 2
-    assert page.js("return document.querySelectorAll('.drawn math[display=block]').length") == 1
+    assert page.count(".drawn math mfrac") == 2
+    assert page.count(".drawn math[display=block]") == 1
     assert "\\unknowncommand" in page.texts(".drawn code.formula")[0]
 
 
@@ -51,9 +51,9 @@ def test_what_is_copied_and_searched_is_what_was_written(page, serve, areas):
     assert page.js(copied) == r"rea** is $\frac{1}{2} a h$, so *both* `sid"
     page.press("v")  # as written
     assert page.texts(".prose")[1].startswith("# Plan\n\nThe **area** is $\\frac{1}{2} a h$")
-    assert page.js("return document.querySelectorAll('.prose strong, .prose math').length") == 0
+    assert page.count(".prose strong, .prose math") == 0
     page.press("v")
-    assert page.js("return document.querySelectorAll('.prose strong').length") == 2
+    assert page.count(".prose strong") == 2
     # drawn, the searched text would be hidden
     page.open(serve(areas).url + RUN + "/0?q=area**%20is")
     page.wait(lambda: page.texts(".prose mark") == ["area** is"])

@@ -14,17 +14,8 @@ THINKING = [
     {"role": "user", "content": "two?"},
     {"role": "assistant", "content": "2"},
 ]
-SEARCH = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "parameters": {
-            "type": "object",
-            "properties": {"query": {"type": "string"}},
-            "required": ["query"],
-        },
-    },
-}
+QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+SEARCH = {"type": "function", "function": {"name": "search", "parameters": QUERY}}
 
 
 class Template(ByteTokenizer):

@@ -25,26 +25,18 @@ def exact(completion, answer):
     return float(completion[-1]["content"] == answer)
 
 
+GOOD = {"dataset": ROWS, "eval_dataset": EVAL_ROWS, "rubric": Rubric(funcs=[exact])}
+
+
 def single_turn(**parameters):
-    parameters = {
-        "dataset": ROWS,
-        "eval_dataset": EVAL_ROWS,
-        "rubric": Rubric(funcs=[exact]),
-    } | parameters
-    return vf.SingleTurnEnv(**parameters)
+    return vf.SingleTurnEnv(**(GOOD | parameters))
 
 
 class Talk(vf.MultiTurnEnv):
     """Three turns; a good environment to bend."""
 
     def __init__(self, **parameters):
-        defaults = {
-            "dataset": ROWS,
-            "eval_dataset": EVAL_ROWS,
-            "rubric": Rubric(funcs=[exact]),
-            "max_turns": 3,
-        }
-        super().__init__(**(defaults | parameters))
+        super().__init__(**(GOOD | {"max_turns": 3} | parameters))
 
     def env_response(self, messages, state):
         return "more"
@@ -101,11 +93,7 @@ def test_a_good_tool_environment_is_clean_and_its_tools_are_called():
         calls.append(n)
         return n * n
 
-    report = check(
-        lambda: vf.ToolEnv(
-            tools=[square], dataset=ROWS, eval_dataset=EVAL_ROWS, rubric=Rubric(funcs=[exact])
-        )
-    )
+    report = check(lambda: vf.ToolEnv(tools=[square], **GOOD))
 
     assert (report.errors, report.warnings) == ((), ())
     assert calls == [1] * 4
@@ -382,13 +370,7 @@ def test_a_get_dataset_that_changes_itself_is_reported():
             self.offset = getattr(self, "offset", -1) + 1
             return super().get_dataset(n, seed=self.offset)
 
-    first = reported(
-        "get-dataset-not-repeatable",
-        Shuffling,
-        dataset=ROWS,
-        eval_dataset=EVAL_ROWS,
-        rubric=Rubric(funcs=[exact]),
-    )
+    first = reported("get-dataset-not-repeatable", Shuffling, **GOOD)
     assert "get_dataset" in first.place
 
 
@@ -416,15 +398,8 @@ def test_missing_answers_are_reported_only_where_a_function_wants_them():
 
 
 def test_two_system_prompts_are_reported():
-    rows = [
-        {
-            "prompt": [
-                {"role": "system", "content": "Be long."},
-                {"role": "user", "content": "1 + 1"},
-            ],
-            "answer": "2",
-        }
-    ]
+    prompt = [vf.SystemMessage("Be long."), vf.UserMessage("1 + 1")]
+    rows = [{"prompt": prompt, "answer": "2"}]
 
     def load(rows):
         return lambda: single_turn(dataset=rows, system_prompt="Be brief.")

@@ -433,36 +433,24 @@ def test_rows_of_a_table_handed_back_are_the_same_examples():
 
 # --- Arrow ----------------------------------------------------------------------------------------
 
+
+def two(name, first, second):
+    """Two rows whose values of a column differ."""
+    return [{"question": "a", name: first}, {"question": "b", name: second}]
+
+
 AWKWARD = {
-    "plain": [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}],
-    "info of different keys": [
-        {"question": "a", "info": {"x": 1}},
-        {"question": "b", "info": {"y": [1, "z", None]}},
-    ],
-    "info of mixed types": [
-        {"question": "a", "info": {"x": 1}},
-        {"question": "b", "info": {"x": "1"}},
-    ],
-    "info with exact floats": [
-        {"question": "a", "info": {"x": 0.12345678901234567}},
-        {"question": "b", "info": {}},
-    ],
-    "info with long integers": [
-        {"question": "a", "info": {"x": 2**80}},
-        {"question": "b", "info": {}},
-    ],
-    "info with nulls": [{"question": "a", "info": {"x": None}}, {"question": "b", "info": {}}],
-    "answers of mixed types": [{"question": "a", "answer": 4}, {"question": "b", "answer": "4"}],
-    "int beside float": [{"question": "a", "answer": 4}, {"question": "b", "answer": 4.5}],
-    "list answers": [{"question": "a", "answer": ["x"]}, {"question": "b", "answer": {"k": 1}}],
-    "JSON text answers": [
-        {"question": "a", "answer": '{"a": 1}'},
-        {"question": "b", "answer": "null"},
-    ],
-    "mixed answers that look like JSON": [
-        {"question": "a", "answer": '{"a": 1}'},
-        {"question": "b", "answer": 1},
-    ],
+    "plain": two("answer", "1", "2"),
+    "info of different keys": two("info", {"x": 1}, {"y": [1, "z", None]}),
+    "info of mixed types": two("info", {"x": 1}, {"x": "1"}),
+    "info with exact floats": two("info", {"x": 0.12345678901234567}, {}),
+    "info with long integers": two("info", {"x": 2**80}, {}),
+    "info with nulls": two("info", {"x": None}, {}),
+    "answers of mixed types": two("answer", 4, "4"),
+    "int beside float": two("answer", 4, 4.5),
+    "list answers": two("answer", ["x"], {"k": 1}),
+    "JSON text answers": two("answer", '{"a": 1}', "null"),
+    "mixed answers that look like JSON": two("answer", '{"a": 1}', 1),
     "ragged columns": [{"question": "a", "x": 1}, {"question": "b", "y": "2"}],
     "separators and NUL": [{"question": "a\u2028\x85\x00é"}, {"question": "b"}],
     "multimodal prompts": [

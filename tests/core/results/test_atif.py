@@ -31,17 +31,8 @@ CALLS = st.lists(
     st.builds(vf.ToolCall, st.sampled_from(["c1", "c2", ""]), TEXT, ARGUMENTS), max_size=2
 )
 IMAGE = vf.ImageUrlContentPart
-PARTS = st.lists(
-    st.sampled_from(
-        [
-            vf.TextContentPart("t"),
-            IMAGE("https://h/a.png?b"),
-            IMAGE("data:image/png;base64,aGk="),
-            IMAGE("https://h/x"),
-        ]
-    ),
-    max_size=2,
-)
+IMAGES = [IMAGE("https://h/a.png?b"), IMAGE("data:image/png;base64,aGk="), IMAGE("https://h/x")]
+PARTS = st.lists(st.sampled_from([vf.TextContentPart("t"), *IMAGES]), max_size=2)
 CONTENT = st.one_of(TEXT, PARTS)
 ANSWER = st.builds(
     vf.AssistantMessage,

@@ -139,18 +139,12 @@ def test_statistics_of_columns_are_those_of_lists(seed):
     )
     examples = np.array([2**40 * each - 7 for each in example_numbers])
     columns = Column("f8", rewards, block_rows=8), Column("f8", successes, block_rows=8)
-    for name, columnar, listed in (
-        (
-            "stderr",
-            clustered_stderr(columns[0], examples),
-            clustered_stderr(rewards, example_numbers),
-        ),
-        (
-            "passed",
-            pass_rates(columns[1], examples, size),
-            pass_rates(successes, example_numbers, size),
-        ),
-        ("percentile", percentile(columns[0], 30), percentile(rewards, 30)),
-        ("mean", mean(columns[1]), mean(successes)),
-    ):
-        assert str(columnar) == str(listed), name
+    of_columns = columns[0], columns[1], examples
+    of_lists = rewards, successes, example_numbers
+    for name, number in {
+        "stderr": lambda rewards, _, examples: clustered_stderr(rewards, examples),
+        "passed": lambda _, successes, examples: pass_rates(successes, examples, size),
+        "percentile": lambda rewards, *_: percentile(rewards, 30),
+        "mean": lambda _, successes, __: mean(successes),
+    }.items():
+        assert str(number(*of_columns)) == str(number(*of_lists)), name

@@ -257,27 +257,17 @@ FREE = {
     "rollouts_per_example": 3,
     "success": "other",
 }
-NOT_TAKEN = (
-    {
-        ("EnvGroup", name)
-        for name in (
-            "dataset eval_dataset system_prompt few_shot parser rubric "
-            "message_type tool_defs sampling_args max_seq_len timeout_seconds oracle"
-        ).split()
-    }
-    | {
-        (cls, "message_type")
-        for cls in (
-            "ToolEnv StatefulToolEnv SandboxEnv PythonEnv MCPEnv "
-            "TextArenaEnv MultiAgentEnv TwoPlayerEnv ProposerSolverEnv SimulatedUserEnv"
-        ).split()
-    }
-    | {
-        ("HarborEnv", name)
-        for name in ("dataset", "eval_dataset", "artifacts", "working_dir", "message_type")
-    }
-    | {("ReasoningGymEnv", name) for name in ("dataset", "eval_dataset", "message_type")}
-)
+CHAT_ALONE = (
+    "ToolEnv StatefulToolEnv SandboxEnv PythonEnv MCPEnv TextArenaEnv MultiAgentEnv TwoPlayerEnv"
+    " ProposerSolverEnv SimulatedUserEnv"
+).split()
+REFUSED = dict.fromkeys(CHAT_ALONE, "message_type") | {
+    "EnvGroup": "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs"
+    " sampling_args max_seq_len timeout_seconds oracle",
+    "HarborEnv": "dataset eval_dataset artifacts working_dir message_type",
+    "ReasoningGymEnv": "dataset eval_dataset message_type",
+}
+NOT_TAKEN = {(cls, name) for cls, names in REFUSED.items() for name in names.split()}
 """Parameters of a base class that a class refuses, or in a ``RubricGroup`` takes from its first
 child."""
 EXTRAS = {"MCPEnv": "mcp", "GymEnv": "gymnasium", "ReasoningGymEnv": "reasoning_gym", "TextArenaEnv": "textarena",
