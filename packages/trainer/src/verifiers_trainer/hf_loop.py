@@ -357,20 +357,16 @@ class HFLoop(Trainer):
         steps = self.args.max_steps
         schedule = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
         length = f"max_steps was {earlier} and is {steps}"
-        if not isinstance(schedule, LambdaLR) or not self._created_lr_scheduler:
-            log.info("%s; the learning rate does not depend on it", length)
-            return
-        next_step = schedule.last_epoch
+        is_ours = isinstance(schedule, LambdaLR) and self._created_lr_scheduler
+        next_step = schedule.last_epoch if is_ours else 0
         before, now = (
-            self._factors(total, max(earlier, steps))[next_step:] for total in (earlier, steps)
+            self._factors(total, max(earlier, steps))[next_step:] if is_ours else []
+            for total in (earlier, steps)
         )
         if before == now:
             log.info("%s; the learning rate does not depend on it", length)
             return
-        rates = [
-            base * factor(next_step)
-            for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
-        ]
+        rates = [base * now[0] for base in schedule.base_lrs]
         for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         schedule._last_lr = rates

@@ -48,7 +48,6 @@ from verifiers_trainer.pipeline.custom_batches import BatchSource
 from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.policy import checkpoint_files, preparation
 from verifiers_trainer.policy.compiled import compiled_layers
-from verifiers_trainer.policy.forward_checks import quiet, rounding_noise
 from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
 from verifiers_trainer.policy.reference import Reference
 from verifiers_trainer.policy.teacher import EndpointTeacher, Teacher
@@ -238,7 +237,8 @@ class RLTrainer(HFLoop):
                     resume_from_checkpoint=str(folder) if folder else None, **keywords
                 )
             self.ranks.share(self._raise_push_error, "the end of training")
-            last = {} if self.args.load_best_model_at_end else self._check_canary()
+            is_compared = self.checks_sampler and not self.args.load_best_model_at_end
+            last = self.canary.check() if is_compared else {}
             # rank 0 holds the store: it leaves when all have read it
             self.ranks.gather([0.0], "the end of training")
             if self.args.load_best_model_at_end:
@@ -277,32 +277,28 @@ class RLTrainer(HFLoop):
         Of several ranks, only when all of them have the error: a checkpoint is written by all
         together.
         """
-        step = self.state.global_step
-        if (
-            self.args.folder / f"{checkpoint_files.PREFIX}{step}" / checkpoint_files.MANIFEST
-        ).is_file():
+        step, newest, reason = self.state.global_step, self.newest, None
+        saved = self.args.folder / f"{checkpoint_files.PREFIX}{step}"
+        if (saved / checkpoint_files.MANIFEST).is_file():
             return
-        reason = None
         if isinstance(error, NonFiniteLoss) and error.key in sanity_checks.OF_THE_WEIGHTS:
             reason = "the error says that its weights are bad"
-        elif self.newest is not None and not self.newest.is_whole:
+        elif newest is not None and not newest.is_whole:
             reason = f"the weights of step {step + 1} were being set"
         elif self.ranks.world > 1 and not self._ends_on_every_rank:
             reason = "the error is of one process, and all write a checkpoint together"
-        if reason is None and not isinstance(error, CheckpointError):
+        elif isinstance(error, CheckpointError):
+            return
+        else:
             try:
                 self.save_checkpoint(is_last=True)
-                log.warning(
-                    "saved step %d, the last before training ended: %s",
-                    step,
-                    error or type(error).__name__,
-                )
             except Exception as failed:  # noqa: BLE001 - the error that ended training is raised
                 reason = f"{type(failed).__name__}: {failed}"
-        if reason is not None:
-            log.warning(
-                "step %d, the last before training ended, could not be saved: %s", step, reason
-            )
+        ended = f"step {step}, the last before training ended"
+        if reason is None:
+            log.warning("saved %s: %s", ended, error or type(error).__name__)
+        else:
+            log.warning("%s, could not be saved: %s", ended, reason)
 
     def begin(self) -> None:
         """Start the engine and the pipeline with the present weights."""
@@ -326,7 +322,8 @@ class RLTrainer(HFLoop):
             self.start_engine()
             self.engine.check_shared()
             self.engine.set_version(self.policy_version)
-            self._ask_canary()
+            if self.checks_sampler:
+                self.canary.ask(self.engine, self.policy_version)
         self.batches = run.offline or self._open_batches()
         self.batches.start(self.policy_version, self._start)
 
@@ -373,12 +370,9 @@ class RLTrainer(HFLoop):
         self.recorder.record(self.state.global_step, {"solved": 1})
 
     def _next_batch(self) -> TrainBatch | None:
-        def next_batch() -> TrainBatch | None:
-            assert self.batches is not None
-            return self.batches.next_batch()
-
+        source: Any = self.batches  # of rank 0, which alone asks it
         try:
-            return batch_sharing.next_batch(self.ranks, next_batch)
+            return batch_sharing.next_batch(self.ranks, lambda: source.next_batch())
         except Exception:  # the batch's error reaches every rank: records that, and raises it again
             self._ends_on_every_rank = True
             raise
@@ -407,7 +401,8 @@ class RLTrainer(HFLoop):
             self.withhold_update()
         if self.ranks.world > 1:
             step.meter.merge(lambda numbers: self.ranks.gather(numbers, "the ratios of the step"))
-        step.numbers |= self._check_canary() | self._check_sampler(step.meter)
+        if self.checks_sampler:  # in every step: an environment may change how it samples
+            step.numbers |= self.canary.check() | self._check_sampler(step.meter)
         mean_loss = float(self.ranks.gather([float(loss)], "the loss of the step").mean())
         seconds = time.perf_counter() - started
         step.numbers |= {"loss": mean_loss, **step.meter.summary(), "time/train": seconds}
@@ -429,9 +424,8 @@ class RLTrainer(HFLoop):
             needs_old = old_logprobs.needs_old(rows, steps_per_batch, self.args.anchor)
             # collective for a split model: all ranks run the forward pass, or none
             if steps_per_batch > 1:
-                needs_old = self.ranks.any([needs_old], "whether rows need old log-probabilities")[
-                    0
-                ]
+                what = "whether rows need old log-probabilities"
+                (needs_old,) = self.ranks.any([needs_old], what)
             old = self.model if needs_old else None
             old_logprobs.annotate(rows, self.args.device, old=old, reference=reference)
         bounds, cap = (self.args.mask_ratio_low, self.args.mask_ratio_high), self.args.ratio_cap
@@ -524,8 +518,9 @@ class RLTrainer(HFLoop):
             # the step itself is taken: it is finished and saved, then the error raised
             self._push_error = self._push_error or error
         else:
-            self._ask_canary(self.policy_version + 1)
-        step.numbers |= times | self._of_canary(self.canary.moved)
+            if self.checks_sampler:
+                self.canary.ask(self.engine, self.policy_version + 1)
+        step.numbers |= times | (self.canary.moved() if self.checks_sampler else {})
 
     def finish_step(self) -> None:
         """Set the pipeline's policy version, and write the step's metrics."""
@@ -537,9 +532,8 @@ class RLTrainer(HFLoop):
             self.control.should_evaluate = False
         if self.reference is not None:
             self.reference.after_step(self.state.global_step)
-        self.state.epoch = (max(group.index for group in step.batch.whole_batch.groups) + 1) / len(
-            self.examples
-        )
+        newest_group = max(group.index for group in step.batch.whole_batch.groups)
+        self.state.epoch = (newest_group + 1) / len(self.examples)
         if self.batches is not None:
             self.batches.set_version(self.policy_version, self.server.version)
             step.log(self.step_metrics(step.batch))
@@ -547,76 +541,12 @@ class RLTrainer(HFLoop):
         self._open_step = None
 
     def _check_sampler(self, meter: RatioMeter) -> dict[str, float]:
-        """Compare sampler and trainer log-probabilities, on the step's tokens of the present
-        weights, if any; the metrics.
-
-        In every step, because an environment may change how it samples at any time.
-        """
-        if not (self.checks_sampler and meter.num_current):
+        """Compare sampler and trainer log-probabilities, on the meter's tokens of the present
+        weights, if any; the metrics."""
+        if not meter.num_current:
             return {}
-        return self.agreement.check(meter, partial(self._rounding_noise, meter))
-
-    def _ask_canary(self, version: int | None = None) -> None:
-        if self.checks_sampler and self.ranks.is_main:
-            self.canary.ask(self.engine, self.policy_version if version is None else version)
-
-    def _check_canary(self) -> dict[str, float]:
-        return self._of_canary(
-            lambda model: self.canary.check(model, partial(self._noise_of, model))
-        )
-
-    def _of_canary(
-        self, measure: Callable[[torch.nn.Module], dict[str, float]]
-    ) -> dict[str, float]:
-        """What rank 0 measures on its policy, on every rank."""
-
-        def work() -> dict[str, float]:
-            with self._policy_of_rank_0() as model:
-                return measure(model)
-
-        return self.ranks.share(work, "the canary") if self.checks_sampler else {}
-
-    @contextmanager
-    def _policy_of_rank_0(self) -> Iterator[torch.nn.Module]:
-        """The policy for a pass of rank 0 alone: of a split policy the whole copy, because another
-        forward pass between backward and update changes its gradients."""
-        if not self.splits:
-            yield self.model
-            return
-        half = torch.bfloat16 if self.args.bf16 else torch.float16
-        model, is_half = self.training_run.whole_model, bool(self.args.bf16 or self.args.fp16)
-        with quiet(model), torch.autocast(model.device.type, half, enabled=is_half):
-            yield model
-
-    def _rounding_noise(self, meter: RatioMeter, dtype: torch.dtype | None = None) -> float:
-        """Mean over a row with tokens that are compared."""
-        if meter.is_shared and not self.splits:
-            numbers = self._noise_of_row(self.model, meter, dtype)
-            total, count = self.ranks.gather(numbers, "the noise of the step").sum(0).tolist()
-            return float(total / max(1.0, count))
-
-        def measure() -> float:
-            with self._policy_of_rank_0() as model:
-                return self._noise_of(model, meter, dtype)
-
-        return measure() if not self.splits else self.ranks.share(measure, "the noise of the step")
-
-    def _noise_of(
-        self, model: torch.nn.Module, meter: RatioMeter, dtype: torch.dtype | None = None
-    ) -> float:
-        total, count = self._noise_of_row(model, meter, dtype)
-        return total / max(1.0, count)
-
-    def _noise_of_row(
-        self, model: torch.nn.Module, meter: RatioMeter, dtype: torch.dtype | None
-    ) -> list[float]:
-        """[sum, tokens]."""
-        rows = [row for row in meter.rows if row[2].any()] or meter.rows
-        row, _, current = rows[0]
-        device = next(model.parameters()).device
-        arguments = {name: value.to(device) for name, value in forward_arguments(row).items()}
-        noise = rounding_noise(model, arguments, dtype).to(current.device)[current]
-        return [float(noise.sum()), float(current.sum())]
+        noise = partial(sanity_checks.noise_of_step, self.training_run, meter)
+        return self.agreement.check(meter, noise)
 
     def _check_next_batch(self, step: Step) -> None:
         """Compare on a rollout of the next batch, on rank 0, if older weights sampled every token
@@ -796,23 +726,17 @@ class RLTrainer(HFLoop):
         """
         started = time.perf_counter()
 
-        def snapshot() -> PipelineState:
-            assert self.batches is not None
-            return self.batches.last_state() if is_last else self.batches.snapshot()
-
-        amid = self.state.global_step % self.args.steps_per_batch and self.newest is not None
-        fixed = (
-            old_logprobs.to_bytes(self._rows_of(self.newest.batch))
-            if amid and self.newest
-            else None
-        )
+        source: Any = self.batches  # of rank 0, which alone asks it
+        fixed = None
+        if self.state.global_step % self.args.steps_per_batch and self.newest is not None:
+            fixed = old_logprobs.to_bytes(self._rows_of(self.newest.batch))
         self.checkpoints.save(
             self.state,
             self.optimizer,
             self.lr_scheduler,
             self.accelerator.scaler,
             write_model=lambda folder: self.save_model(str(folder), _internal_call=True),
-            snapshot=snapshot,
+            snapshot=lambda: source.last_state() if is_last else source.snapshot(),
             fixed=fixed,
         )
         self.recorder.spent("time/checkpoint", time.perf_counter() - started)

@@ -209,7 +209,10 @@ def _step(
         samples, settings.aggregation, max_len=settings.max_completion_len or settings.max_seq_len
     )
     longest = max((sample.num_tokens for sample in samples), default=1)
-    max_tokens = max(longest, settings.micro_batch_tokens or _row_bound(settings))
+    # a batch for a service sets micro_batch_tokens: it has no device
+    of_device = ROW_TOKENS_CPU if settings.use_cpu else ROW_TOKENS
+    bound = min(of_device, settings.micro_batch_size * settings.max_seq_len)
+    max_tokens = max(longest, settings.micro_batch_tokens or bound)
     rows_R = pack(
         samples,
         weights.weights,
@@ -274,15 +277,6 @@ def _mean_advantage(rollout: Rollout, advantages: Advantages) -> float:
 
 
 # --- statistics -----------------------------------------------------------------------------------
-
-
-def _row_bound(settings: BatchSettings) -> int:
-    """Tokens of a row on a device; a batch for a service, which sets ``micro_batch_tokens``, has no
-    device."""
-    return min(
-        ROW_TOKENS_CPU if settings.use_cpu else ROW_TOKENS,
-        settings.micro_batch_size * settings.max_seq_len,
-    )
 
 
 def _sample_stats(by_rollout: Sequence[RolloutSamples]) -> dict[str, float]:

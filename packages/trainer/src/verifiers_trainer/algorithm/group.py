@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -59,7 +60,7 @@ def is_zeroed(rollout: Rollout, settings: GroupSettings) -> bool:
     return settings.zero_truncated_completions and is_cut
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Group:
     """The sibling rollouts of an example. ``index`` counts groups in the order in which their
     rollouts began."""
@@ -188,7 +189,7 @@ class Group:
         weight = self.weights.get(rollout.turn_sum, 1.0)
         return weight * rollout.metrics[rollout.turn_sum] if rollout.turn_sum else 0.0
 
-    @property
+    @functools.cached_property
     def oldest_version(self) -> int | None:
         """Policy version of the oldest token; None without tokens."""
         return min(

@@ -123,7 +123,10 @@ def _read(
     assignments, problems = read_words(words)
     if fresh and resume is not None:
         problems.append("--fresh and --resume exclude each other: give one of them")
-    folder_argument = output_dir or (str(_run_folder(Path(resume))) if resume else None)
+    folder_argument = output_dir
+    if resume and not output_dir:
+        is_checkpoint = Path(resume).name.startswith(checkpoint_files.PREFIX)
+        folder_argument = str(Path(resume).parent if is_checkpoint else Path(resume))
     if folder_argument:
         flag = FOLDER_FLAGS[0 if output_dir else 1]
         assignments.append(Assignment(("trainer", "args", "output_dir"), folder_argument, flag))
@@ -197,10 +200,6 @@ def _folder_problems(folder: Path) -> list[str]:
 
 
 # --- resuming -------------------------------------------------------------------------------------
-
-
-def _run_folder(path: Path) -> Path:
-    return path.parent if path.name.startswith(checkpoint_files.PREFIX) else path
 
 
 def _starting_point(folder: Path, resume: str | None) -> Path | None:

@@ -244,7 +244,8 @@ class Session:
         created = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = _lock(folder)
+            lock = HeldFile(folder / LOCK_NAME)
+            lock.write_holder()
         except OSError as error:
             raise ConfigError(
                 f"cannot write to {folder}: {error.strerror}; choose another --output-dir"
@@ -368,12 +369,6 @@ def _remove_unused(folder: Path, created: Sequence[Path]) -> None:
             if any(path.iterdir()):
                 break
             path.rmdir()
-
-
-def _lock(folder: Path) -> HeldFile:
-    lock = HeldFile(folder / LOCK_NAME)
-    lock.write_holder()
-    return lock
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:

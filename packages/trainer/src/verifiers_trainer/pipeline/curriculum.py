@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from verifiers.environments.base import Environment
-from verifiers.environments.group import EnvGroup
 from verifiers.errors import ConfigError
 from verifiers.rollouts.rollout import number
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric, RubricGroup
 from verifiers_trainer.pipeline import rewards
+from verifiers_trainer.policy import preparation
 
 MISSING = "easy"
 """Difficulty of a row without the column."""
@@ -115,7 +115,7 @@ class RewardWeights:
         self._by_epoch = {
             key if key == DEFAULT else int(key): weights for key, weights in schedule.items()
         }
-        for member in members(env):
+        for member in preparation.members(env):
             for weights in self._by_epoch.values():
                 effective_weights(member.rubric, weights)
 
@@ -169,11 +169,3 @@ def effective_weights(
     return {
         name: weight for name in names if (weight := float(by_name.get(name, base.get(name, 0.0))))
     }
-
-
-def members(env: Environment) -> list[Environment]:
-    """The environments that run rollouts: the members of a group (nested groups included), or
-    ``env`` itself."""
-    if isinstance(env, EnvGroup):
-        return [inner for member in env.envs for inner in members(member)]
-    return [env]

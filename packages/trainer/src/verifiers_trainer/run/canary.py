@@ -27,7 +27,7 @@ from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.engines.inference import policy_client
 from verifiers_trainer.policy.scoring import NUM_ANSWER, answers, fixed_prompts, scored
 from verifiers_trainer.run.context import TrainingRun
-from verifiers_trainer.run.sanity_checks import Agreement
+from verifiers_trainer.run.sanity_checks import Agreement, mean_noise
 
 if TYPE_CHECKING:
     from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
@@ -86,12 +86,28 @@ class Canary:
         threading.Thread(target=run, name="verifiers-canary", daemon=True).start()
         self._pending = version, future
 
-    def check(self, model: torch.nn.Module, measure: Callable[..., float]) -> dict[str, float]:
-        """The metrics of the answers to the last ``ask``; waits for them. Rank 0 alone.
+    def check(self) -> dict[str, float]:
+        """The metrics of the answers to the last ``ask``; waits for them. A collective.
 
-        ``measure`` gives the rounding noise of a meter's tokens, of a dtype or as computed. Raises
-        ``ConfigError`` when the server has other weights, with what is known.
+        Raises ``ConfigError`` when the server has other weights, with what is known.
         """
+        return self._on_rank_0(self._check)
+
+    def moved(self) -> dict[str, float]:
+        """The metric of an update: how far it moved the log-probabilities of the last answers. A
+        collective."""
+        return self._on_rank_0(self._moved)
+
+    def _on_rank_0(
+        self, measure: Callable[[torch.nn.Module], dict[str, float]]
+    ) -> dict[str, float]:
+        def work() -> dict[str, float]:
+            with self._run.policy_of_rank_0() as model:
+                return measure(model)
+
+        return self._run.ranks.share(work, "the canary")
+
+    def _check(self, model: torch.nn.Module) -> dict[str, float]:
         self._before, began = None, time.monotonic()
         version, turns = self._answers()
         device = next(model.parameters()).device
@@ -101,7 +117,7 @@ class Canary:
         self._before = turns, version, _differences(meter)
         numbers = self._agreement.check(
             meter,
-            partial(measure, meter),
+            partial(mean_noise, model, meter),
             f"asked by the canary after a push of weights (version {version})",
         )
         numbers = {name.replace("sampler/", "canary/"): value for name, value in numbers.items()}
@@ -110,9 +126,7 @@ class Canary:
         self._spent_s += time.monotonic() - began
         return numbers
 
-    def moved(self, model: torch.nn.Module) -> dict[str, float]:
-        """The metric of an update: how far it moved the log-probabilities of the last answers. Rank
-        0 alone."""
+    def _moved(self, model: torch.nn.Module) -> dict[str, float]:
         if self._before is None:
             return {}
         began, (turns, version, d) = time.monotonic(), self._before

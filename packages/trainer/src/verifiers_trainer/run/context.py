@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,8 @@ import torch
 from verifiers.data.examples import Example, examples_from
 from verifiers.data.sources import DatasetLike
 from verifiers.environments.base import Environment
-from verifiers.environments.group import EnvGroup
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, DatasetError
-from verifiers.rubrics import Rubric
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.distributed.ranks import Ranks
 from verifiers_trainer.pipeline.mixture import joined
@@ -35,6 +34,7 @@ from verifiers_trainer.pipeline.offline import (
     stand_in,
 )
 from verifiers_trainer.policy import preparation
+from verifiers_trainer.policy.forward_checks import quiet
 from verifiers_trainer.policy.reference import Reference
 from verifiers_trainer.policy.teacher import EndpointTeacher, Teacher, open_teacher
 from verifiers_trainer.settings.config import RLConfig
@@ -193,6 +193,18 @@ class TrainingRun:
             self.full_copy.refresh(self.model, trained_only=False)
         return self.full_copy.model
 
+    @contextmanager
+    def policy_of_rank_0(self) -> Iterator[torch.nn.Module]:
+        """The policy for a pass of rank 0 alone: of a split policy the whole copy, because another
+        forward pass between backward and update changes its gradients."""
+        if self.full_copy is None:
+            yield self.model
+            return
+        half = torch.bfloat16 if self.settings.bf16 else torch.float16
+        model, is_half = self.whole_model, bool(self.settings.bf16 or self.settings.fp16)
+        with quiet(model), torch.autocast(model.device.type, half, enabled=is_half):
+            yield model
+
     def renew(self, *, trained_only: bool = True) -> None:
         """Copy the policy's weights to ``whole_model``; a collective, and a no-op unless the model
         is split."""
@@ -306,7 +318,7 @@ def choose_advantage(env: Environment, settings: RLConfig) -> None:
 
     Raises ``ConfigError`` for ``advantage="environment"`` without such a method.
     """
-    rubrics = _rubrics(env)
+    rubrics = [member.rubric for member in preparation.members(env)]
     is_free = (
         not settings.is_chosen("advantage")
         and settings.credit == "rollout"
@@ -329,7 +341,7 @@ def choose_history(env: Environment, settings: RLConfig) -> None:
 def check_advantage(env: Environment, advantage: object) -> None:
     """Raise ``ConfigError`` for "environment" where the environment has no advantages; warn of
     unused advantages."""
-    rubrics = _rubrics(env)
+    rubrics = [member.rubric for member in preparation.members(env)]
     if advantage != "environment":
         if any(rubric.has_advantages for rubric in rubrics):
             log.warning(
@@ -342,13 +354,6 @@ def check_advantage(env: Environment, advantage: object) -> None:
             f"advantage='environment', and a rubric of {_name_of(env)} has no @vf.advantage method"
             " to compute it: write one, or set advantage='mean'"
         )
-
-
-def _rubrics(env: Environment) -> list[Rubric]:
-    """The rubrics of the environments that run the rollouts."""
-    if isinstance(env, EnvGroup):
-        return [rubric for member in env.envs for rubric in _rubrics(member)]
-    return [env.rubric]
 
 
 def examples_of(env: Environment, dataset: DatasetLike | None = None) -> list[Example]:

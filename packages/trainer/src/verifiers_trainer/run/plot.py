@@ -35,9 +35,7 @@ def draw_learning_curve(
     else:
         solved = f"reward/{exact}"
     for name, colour in (("reward/mean", "tab:blue"), (solved, "tab:green")):
-        values = np.array(
-            [row.get(name) if row.get(name) is not None else np.nan for row in rows], float
-        )
+        values = np.array([row.get(name) for row in rows], float)  # None becomes NaN
         if not np.isnan(values).all():
             top.plot(steps, values, color=colour, alpha=0.25)
             top.plot(
@@ -68,9 +66,7 @@ def draw_learning_curve(
     top.set_title(title)
     top.grid(alpha=0.3)
     top.legend(loc="lower right")
-    entropy = np.array(
-        [row.get("entropy") if row.get("entropy") is not None else np.nan for row in rows], float
-    )
+    entropy = np.array([row.get("entropy") for row in rows], float)
     bottom.plot(steps, entropy, color="tab:orange")
     bottom.set_ylabel("entropy (nats)")
     bottom.set_xlabel("optimizer step")

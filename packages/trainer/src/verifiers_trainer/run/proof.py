@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +19,16 @@ from verifiers.runtime.bounded import MAX_FILE_BYTES, read_text
 from verifiers.runtime.decoding import decode_json, read_json
 from verifiers.storage.proof import ALARM, LAG, PROOF, UNTRAINED, proof_of
 from verifiers_trainer.algorithm.batch import TrainBatch
-from verifiers_trainer.algorithm.packing import forward_arguments
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED
 from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.policy.checkpoint_files import write_json
 from verifiers_trainer.policy.folder_client import load_folder
-from verifiers_trainer.policy.forward_checks import rounding_noise
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 from verifiers_trainer.policy.scoring import scored
 from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, read_metrics
-from verifiers_trainer.run.sanity_checks import END, Agreement
+from verifiers_trainer.run.sanity_checks import END, Agreement, mean_noise
 
 if TYPE_CHECKING:
-    import torch
     from transformers.modeling_utils import PreTrainedModel
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -160,13 +158,8 @@ def compare_with(
     """
     install_logprob_forward(model)
     meter = scored(model, [[turn] for turn in turns], version, model.device, temperature)
-
-    def noise(dtype: torch.dtype | None = None) -> float:
-        row, _, current = meter.rows[0]
-        return float(rounding_noise(model, forward_arguments(row), dtype)[current].mean())
-
     agreement = Agreement(None, tokenizer, temperature, least)
-    numbers = agreement.check(meter, noise, what)
+    numbers = agreement.check(meter, partial(mean_noise, model, meter), what)
     return (
         f"{meter.num_current} tokens agree to {meter.mean_abs:.2g} nats,"
         f" {numbers['sampler/disagreement']:.2g} times the noise ({agreement.noise:.2g})"

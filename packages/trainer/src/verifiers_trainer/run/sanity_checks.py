@@ -18,7 +18,7 @@ from verifiers.rollouts.turn import Turn
 from verifiers.storage.proof import ALARM
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
-from verifiers_trainer.algorithm.packing import PackedRow
+from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
 from verifiers_trainer.engines.embedded.threads import threads_for
 from verifiers_trainer.policy.checkpoint_files import write_json
 from verifiers_trainer.policy.forward_checks import (
@@ -27,6 +27,7 @@ from verifiers_trainer.policy.forward_checks import (
     check_packing,
     check_sharing,
     layer_dtype,
+    rounding_noise,
 )
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 from verifiers_trainer.policy.scoring import scored
@@ -36,6 +37,8 @@ from verifiers_trainer.settings.fields import RESHAPING
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+    from verifiers_trainer.run.context import TrainingRun
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +151,42 @@ def _is_of(turn: Turn, version: int) -> bool:
     if isinstance(turn.version, int):
         return turn.version == version
     return bool((turn.version == version).all())
+
+
+def noise_of(
+    model: torch.nn.Module, meter: RatioMeter, dtype: torch.dtype | None = None
+) -> list[float]:
+    """The rounding noise of the compared tokens of a row that has any, as computed or of a dtype:
+    [sum in nats, tokens]."""
+    row, _, current = next((row for row in meter.rows if row[2].any()), meter.rows[0])
+    device = next(model.parameters()).device
+    arguments = {name: value.to(device) for name, value in forward_arguments(row).items()}
+    noise = rounding_noise(model, arguments, dtype).to(current.device)[current]
+    return [float(noise.sum()), float(current.sum())]
+
+
+def mean_noise(
+    model: torch.nn.Module, meter: RatioMeter, dtype: torch.dtype | None = None
+) -> float:
+    """``noise_of`` a token, in nats."""
+    total, count = noise_of(model, meter, dtype)
+    return total / max(1.0, count)
+
+
+def noise_of_step(run: TrainingRun, meter: RatioMeter, dtype: torch.dtype | None = None) -> float:
+    """``mean_noise`` of a step's meter: of each rank's row, of a split policy of rank 0's. A
+    collective, but for a meter of a whole policy that is not shared."""
+    if meter.is_shared and run.full_copy is None:
+        numbers = noise_of(run.model, meter, dtype)
+        total, count = run.ranks.gather(numbers, "the noise of the step").sum(0).tolist()
+        return float(total / max(1.0, count))
+
+    def measure() -> float:
+        with run.policy_of_rank_0() as model:
+            return mean_noise(model, meter, dtype)
+
+    is_whole = run.full_copy is None
+    return measure() if is_whole else run.ranks.share(measure, "the noise of the step")
 
 
 class Agreement:

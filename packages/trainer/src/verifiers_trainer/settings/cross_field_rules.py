@@ -79,9 +79,14 @@ def check_mini_batch(config: Any, world_size: int) -> list[str]:
 
 
 def check_fields(config: Any, world_size: int) -> list[str]:
-    """Check each setting against its line in ``fields``."""
-    names = [field.name for field in dataclasses.fields(config)]
-    return [problem for name in names if (problem := problem_of(name, getattr(config, name)))]
+    """Check each setting that is not the default against its line in ``fields``."""
+    values = {line.name: getattr(config, line.name) for line in dataclasses.fields(config)}
+    changed = {
+        line.name: values[line.name]
+        for line in dataclasses.fields(config)
+        if values[line.name] is not line.default  # not equality: True is no 1
+    }
+    return [problem for name, value in changed.items() if (problem := problem_of(name, value))]
 
 
 def check_objective(config: Any, world_size: int) -> list[str]:
