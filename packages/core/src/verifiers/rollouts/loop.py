@@ -317,7 +317,8 @@ def conclude(state: State, started: float) -> None:
     """Set the final fields of a finished rollout; ``started`` is of ``time.perf_counter``."""
     state.waiting_for = None
     rollout = state.record
-    rollout.transcript.settle()
+    for turn in rollout.transcript.turns:
+        turn.settle()
     rollout.timing["generation_ms"] = 1000 * (time.perf_counter() - started)
     rollout.is_completed = True
     rollout.is_truncated = rollout.is_truncated or StopReason.truncates(rollout.stop)

@@ -109,11 +109,6 @@ class Transcript(list[Any]):
         """The branches of the turns that have tokens."""
         return branches([turn for turn in self.turns if turn.has_tokens])
 
-    def settle(self) -> None:
-        """Drop what only a running rollout needs."""
-        for turn in self.turns:
-            turn.settle()
-
     def without_provider_objects(self) -> Transcript:
         """A copy whose responses lack the provider's objects."""
         copies = _restored(self._parts())
