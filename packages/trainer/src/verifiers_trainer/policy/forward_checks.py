@@ -173,9 +173,7 @@ def check_packing(
         if is_half or _is_half(model):
             return _apart_in_half(together, first, third, second)
         packed, alone = together(first, second), [*together(first), *together(second)]
-    return SelfCheck(
-        _finite((torch.cat([*packed]) - torch.cat(alone)).abs().max()), PACKING_TOLERANCE
-    )
+    return _compared(packed, alone)
 
 
 Together = Callable[..., Sequence[Tensor]]
@@ -206,13 +204,10 @@ def can_share(model: nn.Module) -> bool:
     """Whether an explicit mask is the whole attention pattern: SDPA, and every layer over the full
     context."""
     config = find_causal_lm(model).config.get_text_config()
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = (
-        getattr(config, "sliding_window", None)
-        if not getattr(config, "layer_types", None)
-        else None
-    )
-    return config._attn_implementation == "sdpa" and layers == {"full_attention"} and window is None
+    is_full = getattr(config, "sliding_window", None) is None
+    if layers := getattr(config, "layer_types", None):
+        is_full = set(layers) == {"full_attention"}
+    return config._attn_implementation == "sdpa" and is_full
 
 
 def check_sharing(
@@ -231,9 +226,8 @@ def check_sharing(
 
         def together(*parts: Tensor) -> Sequence[Tensor]:
             sizes = [prompt.shape[1], *(part.shape[1] for part in parts)]
-            seq_ids = torch.cat(
-                [torch.full((size,), number) for number, size in enumerate(sizes)]
-            ).to(tokens.device)
+            numbers = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+            seq_ids = numbers.to(tokens.device)
             position_ids = [
                 torch.arange(sizes[0]),
                 *(torch.arange(sizes[0], sizes[0] + size) for size in sizes[1:]),
@@ -253,10 +247,12 @@ def check_sharing(
         unshared = [
             model(input_ids=torch.cat([prompt, part], dim=1)).logprobs for part in (first, second)
         ]
-    alone = [unshared[0], unshared[1][prompt.shape[1] :]]
-    return SelfCheck(
-        _finite((torch.cat([*shared]) - torch.cat(alone)).abs().max()), PACKING_TOLERANCE
-    )
+    return _compared(shared, [unshared[0], unshared[1][prompt.shape[1] :]])
+
+
+def _compared(packed: Sequence[Tensor], alone: Sequence[Tensor]) -> SelfCheck:
+    difference = (torch.cat([*packed]) - torch.cat([*alone])).abs().max()
+    return SelfCheck(_finite(difference), PACKING_TOLERANCE)
 
 
 def _is_half(model: nn.Module) -> bool:

@@ -47,15 +47,11 @@ _STATE = "_logprob_head"
 class LogprobOutput(ModelOutput):
     """The result of the installed forward for a row of T tokens."""
 
-    logprobs: Tensor | None = (
-        None  # [T], entry t of token t; 0 if nothing predicts the token or no loss is taken
-    )
-    entropy: Tensor | None = (
-        None  # [T], nats, of the distribution token t was drawn from; 0 as above
-    )
-    reverse_kl: Tensor | None = (
-        None  # [T], KL(π‖teacher) of that distribution; None without a teacher
-    )
+    # [T], entry t of token t; 0 if nothing predicts the token or no loss is taken
+    logprobs: Tensor | None = None
+    # [T], nats, of the distribution token t was drawn from; 0 as above
+    entropy: Tensor | None = None
+    reverse_kl: Tensor | None = None  # [T], KL(π‖teacher) of that; None without a teacher
     forward_kl: Tensor | None = None  # [T], KL(teacher‖π)
 
 
@@ -134,42 +130,45 @@ def chunked_logprobs(
     inv_temperature = (
         torch.as_tensor(inv_temperature, device=hidden.device).reshape(-1).expand(len(labels))
     )
-    size = chunk_tokens or _chunk_tokens(hidden.device.type, getattr(head, "weight", None))
+    weight: Tensor | None = getattr(head, "weight", None)
+    size = chunk_tokens or _chunk_tokens(hidden.device.type, weight)
     sizes = _even_sizes(len(labels), num_chunks or max(1, math.ceil(len(labels) / size)))
+    parts, its = [labels, inv_temperature], None
+    if teacher is not None:
+        parts.append(teacher.hidden)
+        its = _Chunk(teacher.head, getattr(teacher.head, "weight", None), teacher.transform)
+    stock = head.forward if isinstance(head, nn.Module) else head
+    run = _Chunk(stock, weight, transform, its, entropy_gradient)
 
-    its = (
-        None
-        if teacher is None
-        else _Chunk(teacher.head, getattr(teacher.head, "weight", None), teacher.transform)
-    )
-
-    def in_chunks(hidden: Tensor, run: _Chunk) -> tuple[Tensor, ...]:
+    def in_chunks(hidden: Tensor) -> tuple[Tensor, ...]:
         recompute = torch.is_grad_enabled() and (
-            num_chunks is not None or not _is_small(run.weight, len(labels))
+            num_chunks is not None or not _is_small(weight, len(labels))
         )
-        parts = [hidden, labels, inv_temperature, *([] if teacher is None else [teacher.hidden])]
         pieces = []
-        for chunk in zip(*(part.split(sizes) for part in parts), strict=True):
+        for chunk in zip(*(part.split(sizes) for part in (hidden, *parts)), strict=True):
             pieces.append(
                 checkpoint(run, *chunk, use_reentrant=False) if recompute else run(*chunk)
             )
         return tuple(torch.cat(column) for column in zip(*pieces, strict=True))
 
     if not isinstance(head, nn.Module):
-        return in_chunks(
-            hidden, _Chunk(head, getattr(head, "weight", None), transform, its, entropy_gradient)
-        )
-    stock, instance_forward = head.forward, head.__dict__.get("forward")
-    chunk = _Chunk(stock, getattr(head, "weight", None), transform, its, entropy_gradient)
-    head.forward = lambda hidden: in_chunks(hidden, chunk)
-    try:
+        return in_chunks(hidden)
+    with _restored_forward(head):
+        head.forward = in_chunks
         result: tuple[Tensor, ...] = head(hidden)
         return result
+
+
+@contextlib.contextmanager
+def _restored_forward(head: nn.Module) -> Iterator[None]:
+    """At the end of the block take off the forward that it has set on the instance."""
+    before = head.__dict__.get("forward")
+    try:
+        yield
     finally:
-        if instance_forward is None:
-            del head.forward
-        else:
-            head.forward = instance_forward
+        del head.forward
+        if before is not None:
+            head.forward = before
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,11 +321,8 @@ def install_logprob_forward(
             return _logprob_forward(self, *arguments, **keywords)
         return state.stock(self)(*arguments, **keywords)
 
-    setattr(
-        lm,
-        _STATE,
-        _Installed(transform, chunk_tokens, full_head, lm.__dict__.get("forward"), forward),
-    )
+    previous = lm.__dict__.get("forward")
+    lm.__dict__[_STATE] = _Installed(transform, chunk_tokens, full_head, previous, forward)
     lm.forward = MethodType(forward, lm)
     return lm
 
@@ -356,16 +352,13 @@ def uninstall(model: nn.Module) -> None:
 @contextlib.contextmanager
 def stock_forward(model: nn.Module) -> Iterator[None]:
     """Have the stock forward in force for the block, which returns logits, within all that wraps
-    it."""
-    state: _Installed | None = find_causal_lm(model).__dict__.get(_STATE)
-    was_on = state is not None and state.is_on
+    it; the log-probability forward is installed."""
+    state: _Installed = find_causal_lm(model).__dict__[_STATE]
+    was_on, state.is_on = state.is_on, False
     try:
-        if state is not None:
-            state.is_on = False
         yield
     finally:
-        if state is not None:
-            state.is_on = was_on
+        state.is_on = was_on
 
 
 def _logprob_forward(
@@ -399,9 +392,8 @@ def _logprob_forward(
     tokens = input_ids.reshape(-1)
     device = tokens.device
     # shapes depend on these, so they are read on the host: on a device each would stall it
-    if position_ids is None:
-        positions = torch.arange(len(tokens))
-    else:
+    positions = torch.arange(len(tokens))
+    if position_ids is not None:
         positions = position_ids.reshape(-1).cpu()
     labels = tokens if labels is None else labels.reshape(-1)
     is_predicted = positions.numpy() != 0  # the first token of a sample has no context
@@ -444,14 +436,9 @@ def _logprob_forward(
 def precision_kept(head: nn.Module) -> Iterator[None]:
     """Run ``head`` in the precision of its weight for the block, as a chunk does; restore its
     forward after it."""
-    instance_forward = head.__dict__.get("forward")
-    keep_precision(head)
-    try:
+    with _restored_forward(head):
+        keep_precision(head)
         yield
-    finally:
-        del head.forward
-        if instance_forward is not None:
-            head.forward = instance_forward
 
 
 def visible_tokens(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
