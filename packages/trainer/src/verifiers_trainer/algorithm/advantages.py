@@ -42,50 +42,44 @@ def is_known(values: np.ndarray) -> np.ndarray:
 def has_too_few(
     values: np.ndarray,
     min_group_fraction: float = 0.75,
-    *,
-    baseline: bool = True,
-    supplied: bool = False,
+    advantage: str | AdvantageFunction = "mean",
 ) -> bool:
     """True when fewer than max(2, ceil(min_group_fraction·G)) values are known: a baseline needs
     two.
 
-    ``values`` is [G], or [G, F], of which a row with any NaN is unknown. With ``baseline=False``
-    (advantage "none") a single known value is enough; with ``supplied`` (advantage "environment",
-    whose numbers are advantages) there is no minimum of two.
+    ``values`` is [G], or [G, F], of which a row with any NaN is unknown. For the ``advantage``
+    "none" a single known value is enough; for "environment", whose numbers are advantages, there is
+    no minimum of two.
     """
+    function = ADVANTAGES.resolve(advantage)
     num_known = int(is_known(np.asarray(values, dtype=np.float64)).sum())
-    if not baseline:
+    if not getattr(function, "compares", True):
         return num_known == 0
-    return num_known < max(1 if supplied else 2, math.ceil(min_group_fraction * len(values)))
+    least = 1 if function is environment else 2
+    return num_known < max(least, math.ceil(min_group_fraction * len(values)))
 
 
 def is_dead(
     values: np.ndarray,
     min_group_fraction: float = 0.75,
-    *,
-    baseline: bool = True,
-    supplied: bool = False,
+    advantage: str | AdvantageFunction = "mean",
 ) -> bool:
     """True when a group has no signal: it `has_too_few` known values, or all of them are equal.
 
     Equal means bit for bit, before anything is subtracted: their mean may differ from them by
-    rounding. Without a baseline equal values are a signal too; of ``supplied`` advantages those
+    rounding. For the ``advantage`` "none" equal values are a signal too, for "environment" those
     that are not all 0.
 
     >>> is_dead(np.array([1.0, 0.0, np.nan, 0.0])), is_dead(np.array([1.0, 1.0]))
     (False, True)
     """
-    if has_too_few(values, min_group_fraction, baseline=baseline, supplied=supplied):
+    function = ADVANTAGES.resolve(advantage)
+    if has_too_few(values, min_group_fraction, function):
         return True
     values = np.asarray(values, dtype=np.float64)
     live = values[is_known(values)]
-    return baseline and not (live.any() if supplied else (live != live[0]).any())
-
-
-def kind_of(choice: str | AdvantageFunction) -> dict[str, bool]:
-    """How `is_dead` judges the values of an advantage."""
-    function = ADVANTAGES.resolve(choice)
-    return {"baseline": getattr(function, "compares", True), "supplied": function is environment}
+    differ = live.any() if function is environment else (live != live[0]).any()
+    return getattr(function, "compares", True) and not differ
 
 
 def compute_advantages(
@@ -113,15 +107,16 @@ def compute_advantages(
     function = ADVANTAGES.resolve(choice)
     check_parameters("advantage", str(choice), function, parameters)
     rewards = [np.asarray(group, dtype=np.float64) for group in rewards_G]
-    known_G, kind = [is_known(group) for group in rewards], kind_of(choice)
-    live = [g for g, group in enumerate(rewards) if not is_dead(group, min_group_fraction, **kind)]
+    known_G = [is_known(group) for group in rewards]
+    is_dead_G = [is_dead(group, min_group_fraction, function) for group in rewards]
+    live = [g for g in range(len(rewards)) if not is_dead_G[g]]
     advantages = [np.full(len(group), np.nan) for group in rewards]
     used = live
     if keep_dead:
-        too_few = [has_too_few(group, min_group_fraction, **kind) for group in rewards]
+        too_few = [has_too_few(group, min_group_fraction, function) for group in rewards]
         used = [g for g in range(len(rewards)) if not too_few[g]]
         for g in used:
-            advantages[g][known_G[g]] = of_equals(choice)
+            advantages[g][known_G[g]] = of_equals(function)
     if live:
         if weights_G is not None:
             parameters["weights_G"] = [weights_G[g] for g in used]

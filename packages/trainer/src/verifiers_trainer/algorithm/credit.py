@@ -19,11 +19,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from verifiers_trainer.algorithm.advantages import (
+    ADVANTAGES,
     compute_advantages,
     has_too_few,
     is_dead,
     is_known,
-    kind_of,
     of_equals,
 )
 
@@ -104,10 +104,10 @@ class Siblings:
 def has_signal(siblings: Sequence[Siblings], settings: CreditSettings) -> bool:
     """Whether a group, given as what is compared in it, teaches anything: different rewards, enough
     of them known."""
-    kind = kind_of(settings.advantage)
+    function = ADVANTAGES.resolve(settings.advantage)
     return any(
         not part.is_compared
-        or not is_dead(part.judged(settings), settings.min_group_fraction, **kind)
+        or not is_dead(part.judged(settings), settings.min_group_fraction, function)
         for part in siblings
     )
 
@@ -149,15 +149,12 @@ def _of_rollouts(compared: Sequence[Siblings], settings: CreditSettings) -> list
 
 
 def _of_turns(part: Siblings, settings: CreditSettings) -> list[Any]:
-    judged = part.judged(settings)
-    kind = kind_of(settings.advantage)
-    returns = part.returns(settings.gamma)
-    if not is_dead(judged, settings.min_group_fraction, **kind):
+    judged, returns = part.judged(settings), part.returns(settings.gamma)
+    function, fraction = ADVANTAGES.resolve(settings.advantage), settings.min_group_fraction
+    if not is_dead(judged, fraction, function):
         return turn_advantages(returns, choice=settings.advantage)
-    is_kept = settings.zero_variance == "keep" and not has_too_few(
-        judged, settings.min_group_fraction, **kind
-    )
-    value = of_equals(settings.advantage) if is_kept else math.nan
+    is_kept = settings.zero_variance == "keep" and not has_too_few(judged, fraction, function)
+    value = of_equals(function) if is_kept else math.nan
     return [
         np.full(len(r), value if usable else math.nan)
         for r, usable in zip(returns, is_known(judged), strict=True)
