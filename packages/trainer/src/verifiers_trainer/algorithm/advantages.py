@@ -156,8 +156,7 @@ def _one_per_rollout(
 
 
 def of_equals(choice: str | AdvantageFunction) -> float:
-    """The advantage in a kept group of equal rewards: 0; NaN with "best", which then has no best to
-    train."""
+    """The advantage in a kept group of equal rewards: 0; NaN with "best", which trains none."""
     return math.nan if ADVANTAGES.resolve(choice) is best else 0.0
 
 

@@ -33,8 +33,7 @@ from verifiers_trainer.algorithm.samples import RolloutSamples, joined, rollout_
 from verifiers_trainer.algorithm.statistics import rollout_stats
 
 Advantages = dict[str, Any]
-"""Of a rollout: by role, "" without roles, one number or an array [turns of the role]; NaN = not
-trained."""
+"""By role, "" without roles, one number or an array [turns of the role]; NaN = not trained."""
 ROW_TOKENS, ROW_TOKENS_CPU = 1024, 512
 """Bounds on a row where attention costs the square of its length, as everywhere without kernels for
 packed rows. Measured on a CPU, 128 rollouts of 37 tokens in rows of 384, 512, 1024, 4096 tokens:
@@ -42,8 +41,7 @@ packed rows. Measured on a CPU, 128 rollouts of 37 tokens in rows of 384, 512, 1
 
 
 class BatchSettings(GroupSettings, Protocol):
-    """Every value that decides how groups become a batch; ``RLConfig`` has them all, with their
-    documentation."""
+    """What decides how groups become a batch; ``RLConfig`` documents each."""
 
     # turns to samples
     rollouts_per_example: int
@@ -73,8 +71,7 @@ class TrainBatch:
     num_tokens: int
     """Tokens that carry loss, over all ranks."""
     updates: tuple[TrainBatch, ...] = ()
-    """The parts that one optimizer step each is taken on, in their order; empty if the batch is
-    one step."""
+    """The parts of one optimizer step each, in their order; empty if the batch is one step."""
     part_of: TrainBatch | None = None
     """The batch that this is one update of."""
     discarded: tuple[Group, ...] = ()
@@ -84,8 +81,7 @@ class TrainBatch:
     weights: tuple[np.ndarray, ...] = ()
     """float64 [T] of each sample, in the order of ``samples_G``; on rank 0 alone."""
     first_G: tuple[int, ...] = ()
-    """Number of each group's first rollout: above 0 if several updates divide a group; on rank 0
-    alone."""
+    """Number of each group's first rollout: above 0 in a divided group; on rank 0 alone."""
 
     @property
     def whole_batch(self) -> TrainBatch:

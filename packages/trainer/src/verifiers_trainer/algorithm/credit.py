@@ -49,8 +49,7 @@ class Siblings:
     """
 
     values: np.ndarray
-    """float64 [n]: rewards, or the environment's advantages; [n, F]: scores ("gdpo"). NaN =
-    unknown."""
+    """float64 [n]: rewards, or the environment's advantages; [n, F]: scores. NaN: unknown."""
     lengths: np.ndarray
     """float64 [n], sampled tokens."""
     turn_rewards: Sequence[np.ndarray] = ()

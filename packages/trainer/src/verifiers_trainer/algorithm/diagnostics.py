@@ -52,8 +52,7 @@ class RatioMeter:
         row: Mapping[str, Tensor],
         values_by_name: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Count one row of T tokens; of ``values_by_name``, each [T], the mean is part of the
-        summary."""
+        """Count a row of T tokens; the mean of each of ``values_by_name`` [T] is in the summary."""
         counted = row["loss_mask"] & (row["weight"] != 0)
         current = counted & (_oldest(row) == self.version)
         d = torch.where(counted, log_pi - log_mu, 0.0).double().clamp(-20, 20)
@@ -95,8 +94,7 @@ class RatioMeter:
         return self._read
 
     def merge(self, gather: Callable[[list[float]], np.ndarray]) -> None:
-        """Count what other processes counted as well; ``gather`` gives the numbers of all,
-        [processes, numbers]."""
+        """Count what other processes counted too; ``gather`` gives all numbers [processes, n]."""
         self.is_shared = True
         sums, ratio_max, abs_max = self._totals()
         sums_by_name = [float(torch.stack(values).sum()) for values in self._extra_terms.values()]
@@ -189,8 +187,7 @@ class RatioMeter:
 
 
 def _oldest(row: Mapping[str, Tensor]) -> Tensor:
-    """The oldest version of the answer that each token [T] is in: a run of sampled tokens of a
-    sample."""
+    """Oldest version of the answer that each token [T] is in: a sample's run of sampled tokens."""
     version = row["version"]
     newest = torch.iinfo(version.dtype).max
     oldest = version.new_full((len(version) + 1,), newest)

@@ -54,28 +54,24 @@ def apply_length_rules(rollout: Rollout, settings: GroupSettings) -> Rollout:
 
 
 def is_zeroed(rollout: Rollout, settings: GroupSettings) -> bool:
-    """Whether ``zero_truncated_completions`` gives the rollout, and each of its turns, the reward
-    0."""
+    """Whether ``zero_truncated_completions`` gives the rollout and its turns the reward 0."""
     is_cut = rollout.is_truncated and rollout.error is None
     return settings.zero_truncated_completions and is_cut
 
 
 @dataclass(frozen=True)
 class Group:
-    """The sibling rollouts of an example. ``index`` counts groups in the order in which their
-    rollouts began."""
+    """The sibling rollouts of an example. ``index`` counts groups as their rollouts began."""
 
     index: int
     example_id: int
     rollouts: tuple[Rollout, ...]
     env: str = ""
-    """Name of the environment of the group's rollouts; empty if there is only one
-    environment."""
+    """Name of the environment of the group's rollouts; empty if there is only one environment."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weight of each reward function in the reward; empty if that is not known."""
     component: str = ""
-    """The part of the loss that trains the group, one of ``COMPONENTS``; empty: that of the setting
-    ``loss``."""
+    """The part of the loss that trains it, one of ``COMPONENTS``; empty: that of ``loss``."""
 
     @property
     def records(self) -> tuple[Rollout, ...]:
@@ -206,8 +202,7 @@ class Group:
         return not has_signal(self.siblings(settings), settings)
 
     def component_of(self, settings: GroupSettings) -> str:
-        """The part of the loss that trains the group under these settings. *Raises* ConfigError if
-        none can."""
+        """The part of the loss that trains the group. *Raises* ConfigError if none can."""
         component = self.component or settings.component
         if component == "rl" != settings.component:
             raise ConfigError(

@@ -121,8 +121,7 @@ LossFunction = Callable[..., Tensor]
 
 
 def register_loss(name: str) -> Callable[[LossFunction], LossFunction]:
-    """A decorator: register ``function(row: LossInput, *, parameters) -> losses [T]`` under
-    ``name``, masked."""
+    """A decorator: register ``function(row, *, parameters) -> losses [T]``, masked."""
 
     return lambda function: LOSSES.register(name)(_masked(function))
 
@@ -517,8 +516,7 @@ class NamedObjective:
     reads: Mapping[str, str] = field(default_factory=dict)
     """Setting of a bound -> the parameter of the loss it sets; any other bound is refused."""
     bounds: Mapping[str, float] = field(default_factory=dict)
-    """Bounds of the source that are not the defaults of the settings; those that the caller sets
-    win."""
+    """Bounds of the source unlike the defaults of the settings; those that the caller sets win."""
     ratio: str = "r"
     """The ratio in the loss: "r" (π/o with anchor="recomputed", else π/μ), "ρ" (always π/μ), or ""
     for none."""
@@ -536,8 +534,7 @@ _MASK = {"mask_ratio_low": "mask_ratio_low", "mask_ratio_high": "mask_ratio_high
 _CAP = {"ratio_cap": "ratio_cap"}
 _CISPO = {**_CAP, "ratio_floor": "ratio_floor", **_MASK, "epsilon_high": "ratio_cap"}
 BOUNDS: Mapping[str, str] = {**_CISPO, **_PPO}
-"""Every setting that is a bound -> the parameter it sets in a loss without a row in
-``OBJECTIVES``."""
+"""Every setting that is a bound -> its parameter in a loss without a row in ``OBJECTIVES``."""
 
 OBJECTIVES: Mapping[str, NamedObjective] = {
     "grpo": NamedObjective(
@@ -643,8 +640,7 @@ def named_objective(choice: str | LossFunction) -> NamedObjective | None:
 
 
 def bounds_read(choice: str | LossFunction) -> Mapping[str, str]:
-    """Settings of bounds that a loss reads -> its parameters; of a function, those among its
-    keywords."""
+    """Settings of bounds that a loss reads -> its parameters; a function's among its keywords."""
     if (objective := named_objective(choice)) is not None:
         return objective.reads
     accepted = loss_parameters(choice) or ()
@@ -685,8 +681,7 @@ class Objective:
 
     loss: Callable[[LossInput], Tensor]
     corrections: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of ``correction``, which weighs or drops tokens by the gap between sampler and
-    trainer."""
+    """Parameters of ``correction``, which weighs or drops tokens by the gap to the sampler."""
     beta: float = 0.0
     kl_type: str = "k3"
     component: str = "rl"
@@ -698,8 +693,7 @@ class Objective:
 
     @classmethod
     def of(cls, loss: Callable[[LossInput], Tensor], settings: ObjectiveSettings) -> Objective:
-        """The objective with the corrections and the penalty that are attributes of
-        ``settings``."""
+        """The objective with the corrections and the penalty of ``settings``."""
         parameters = {
             "tis_cap": settings.tis_cap,
             "sequence_mask_cap": settings.sequence_mask_cap,

@@ -354,8 +354,7 @@ def _row(
 
 
 def _spans(samples: Sequence[Sample], part: Part) -> list[tuple[int, int, int, int]]:
-    """(sample, start, end, offset to the span of its prompt) of each span of a part, in the order
-    of the row."""
+    """(sample, start, end, offset to the span of its prompt) of each span of a part, in order."""
     if not part.prompt:
         return [(i, 0, samples[i].num_tokens, 0) for i in part.members]
     branches = [

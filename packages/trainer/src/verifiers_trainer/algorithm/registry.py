@@ -1,5 +1,4 @@
-"""Resolve a name, an import path or a function to a function: how settings select losses and
-advantages."""
+"""Resolve a name, an import path or a function: how settings select losses and advantages."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return len(self._functions)
 
     def register(self, name: str) -> Callable[[F], F]:
-        """A decorator that registers a function under ``name``. *Raises* ConfigError when the name
-        is taken."""
+        """A decorator: register a function under ``name``. *Raises* ConfigError if it is taken."""
 
         def add(function: F) -> F:
             if name in self._functions:
@@ -148,8 +146,7 @@ def check_parameters(
 
 
 def keyword_parameters(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Names of the keyword-only parameters of ``function``; None when it accepts any
-    (``**kwargs``)."""
+    """Names of the keyword-only parameters of ``function``; None with ``**kwargs``."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
@@ -157,8 +154,7 @@ def keyword_parameters(function: Callable[..., Any]) -> frozenset[str] | None:
 
 
 def call(kind: str, function: Callable[..., Any], *arguments: Any, **parameters: Any) -> Any:
-    """The value of a loss or an advantage. *Raises* ConfigError, with file and line, for what it
-    raises."""
+    """The value of a loss or advantage. *Raises* ConfigError, with file and line."""
     try:
         return function(*arguments, **parameters)
     except VerifiersError:

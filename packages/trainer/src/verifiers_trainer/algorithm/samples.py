@@ -162,8 +162,7 @@ def rollout_samples(
 
 
 def joined(of_role: Mapping[str, RolloutSamples]) -> RolloutSamples:
-    """The samples of the roles of one rollout together; ``excluded`` says why when none of them has
-    any."""
+    """The samples of a rollout's roles together; ``excluded`` says why if there is none."""
     samples = tuple(sample for part in of_role.values() for sample in part.samples)
     counts = tuple((role, len(part.samples)) for role, part in of_role.items())
     reason = next(iter(of_role.values())).excluded

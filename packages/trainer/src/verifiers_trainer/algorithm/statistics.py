@@ -13,8 +13,7 @@ from verifiers_trainer.algorithm.group import Group
 
 
 def rollout_stats(groups: Sequence[Group]) -> dict[str, float]:
-    """Statistics of every rollout generated for a batch, trained or not; NaN without
-    known rewards."""
+    """Statistics of every rollout for a batch, trained or not; NaN without known rewards."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = np.array([rollout.reward for rollout in rollouts], np.float64)
     finite = rewards[~np.isnan(rewards)]
@@ -63,8 +62,7 @@ def _stats_by_environment(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def reward_histogram(groups: Sequence[Group]) -> dict[float, int]:
-    """How many rollouts have each reward, rounded to three digits; NaN counts the unknown
-    rewards."""
+    """How many rollouts have each reward, to three digits; NaN counts the unknown rewards."""
     rewards = np.round(np.concatenate([group.rewards for group in groups]), 3)
     values, counts = np.unique(rewards, return_counts=True)
     return {float(value): int(count) for value, count in zip(values, counts, strict=True)}

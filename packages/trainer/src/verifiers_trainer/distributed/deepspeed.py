@@ -74,8 +74,7 @@ def is_in_pieces(parameter: object) -> TypeGuard[Managed]:
 
 
 def holds(parameter: object) -> TypeGuard[Managed]:
-    """Whether DeepSpeed manages a parameter; it does not manage frozen parameters under
-    stages 1 and 2."""
+    """Whether DeepSpeed manages a parameter: under stages 1 and 2 not a frozen one."""
     return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
 
 
@@ -101,8 +100,7 @@ def full_tensor(parameter: Tensor) -> Tensor:
 
 
 def gathered(part: Tensor, parameter: Managed) -> Tensor:
-    """Gather a tensor that every process has in the layout of ``part`` (stage 3). Every process
-    calls it."""
+    """Gather a tensor in the layout of ``part`` (stage 3). Every process calls it."""
     piece = _piece(parameter)
     return _gathered(parameter, part[: len(piece.master)], piece.start)
 
@@ -116,8 +114,7 @@ def _gathered(parameter: Managed, values: Tensor, start: int) -> Tensor:
 
 
 def whole_state(optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, Any] | None:
-    """The optimizer's ``state_dict`` as if nothing were split, where ``keep`` is set; None
-    elsewhere."""
+    """The optimizer's ``state_dict`` as if nothing were split if ``keep`` is set, else None."""
     inner = _inner(optimizer)
     state: dict[int, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = []
@@ -139,8 +136,7 @@ def whole_state(optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, An
 
 
 def part(parameter: object) -> Tensor:
-    """This process's piece of a trained parameter of stage 3, in float32, with the padding at its
-    end."""
+    """This process's float32 piece of a trained parameter of stage 3, padded at its end."""
     from deepspeed.utils import safe_get_local_fp32_param
 
     return safe_get_local_fp32_param(parameter).detach()
@@ -155,8 +151,7 @@ def part_like(value: Tensor, parameter: Managed) -> Tensor:
 
 @torch.no_grad()
 def assign(parameter: Tensor, value: Tensor) -> None:
-    """Set a parameter from a whole tensor that every process has; call
-    ``forget_whole`` afterwards."""
+    """Set a parameter from the whole tensor of every process; then call ``forget_whole``."""
     if _is_trained(parameter):
         piece = _piece(parameter)
         piece.master.copy_(piece.of(value))
@@ -195,8 +190,7 @@ def load_state(
 
 
 def forget_whole(model: nn.Module) -> None:
-    """Drop the whole weights that stage 3 holds after a forward pass; the next pass gathers them
-    again."""
+    """Drop the whole weights that stage 3 keeps after a forward pass, until the next."""
     for parameter in model.parameters():
         if hasattr(parameter, "_z3_optimizer"):
             parameter._z3_optimizer.parameter_offload.partition_all_parameters()
@@ -234,8 +228,7 @@ def require_whole(model: nn.Module) -> None:
 
 
 def in_one_precision(model: nn.Module, settings: TrainingArguments) -> None:
-    """Make every parameter float32 where DeepSpeed computes in float32: it accepts one precision
-    per model."""
+    """Make every parameter float32 if DeepSpeed computes so: it accepts one precision per model."""
     if not settings.bf16 and not any(map(holds, model.parameters())):
         for parameter in model.parameters():
             if parameter.is_floating_point():
@@ -287,8 +280,7 @@ def is_used(accelerator: Accelerator) -> bool:
 
 
 def detach_engine(accelerator: Accelerator) -> Any:
-    """Take DeepSpeed's engine out of accelerate, which would destroy it when training begins a
-    second time."""
+    """Take DeepSpeed's engine from accelerate, which would destroy it at a second training."""
     engine, accelerator.deepspeed_engine_wrapped = accelerator.deepspeed_engine_wrapped, None
     return engine
 

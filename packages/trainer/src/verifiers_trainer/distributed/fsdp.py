@@ -55,8 +55,7 @@ def is_split(model: nn.Module) -> bool:
 
 
 def is_managed(model: nn.Module) -> bool:
-    """Whether weights must be set by ``scatter``: the tensors that compute are not those that
-    are trained."""
+    """Whether weights are set by ``scatter``: those that compute are not those trained."""
     return is_split(model) or any(deepspeed.holds(parameter) for parameter in model.parameters())
 
 
@@ -97,8 +96,7 @@ def whole_tensors(model: nn.Module, *, trained_only: bool = False) -> Iterator[t
 
 
 def whole_state(optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, Any] | None:
-    """An optimizer's ``state_dict`` with whole tensors on the CPU where ``keep`` is set, None
-    elsewhere."""
+    """An optimizer's ``state_dict``, whole, on the CPU, if ``keep`` is set; else None."""
     if deepspeed.is_split_optimizer(optimizer):
         return deepspeed.whole_state(optimizer, keep=keep)
     state = optimizer.state_dict()
@@ -128,8 +126,7 @@ class WholeCopy:
 
     @torch.no_grad()
     def refresh(self, model: nn.Module, *, trained_only: bool = True) -> None:
-        """Copy the weights of the policy, in place; frozen weights only with
-        ``trained_only=False``."""
+        """Copy the policy's weights, in place; frozen ones only with ``trained_only=False``."""
         for name, tensor in whole_tensors(model, trained_only=trained_only):
             if self.model is None:
                 continue
@@ -156,8 +153,7 @@ def part(parameter: Tensor) -> Tensor:
 
 
 def whole_of_part(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Gather a tensor that every process has in the layout of ``part(parameter)``. Every process
-    calls it."""
+    """Gather a tensor in the layout of ``part(parameter)``. Every process calls it."""
     if deepspeed.is_in_pieces(parameter):
         return deepspeed.gathered(tensor, parameter)
     return full_tensor(tensor)

@@ -135,8 +135,7 @@ class Ranks:
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """Inside the block, rank 0 gives signs of life to ranks that wait for it
-        ``while_alive``."""
+        """In the block, rank 0 gives signs of life to ranks that wait for it ``while_alive``."""
         if self.world == 1 or not self.is_main:
             yield
             return
@@ -398,8 +397,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _broken_connection(error: BaseException) -> str | None:
-    """First line of a collective's error when the process at its other end has ended; None for any
-    other error."""
+    """First line of a collective's error if the process at its other end has ended, else None."""
     text = str(error)
     broken = type(error) in (RuntimeError, dist.DistBackendError, dist.DistNetworkError)
     marks = ("peer", "Timed out waiting", "timeout", "Socket", "Broken pipe")

@@ -115,8 +115,7 @@ def _model_served_at(url: str) -> str | None:
 
 
 def _weights_of_a_run(url: str) -> str | None:
-    """The adapter or weight version that a training run pushed to the server; None when nothing was
-    pushed."""
+    """The adapter or weight version that a training run pushed to the server; None without any."""
     try:
         adapters = [
             str(entry["id"]) for entry in _ask(f"{url}/v1/models")["data"] if entry.get("parent")

@@ -107,8 +107,7 @@ class PolicyClient:
 
     @property
     def chat(self) -> Any:
-        """``client.chat.completions.create(…)``: the result, or an awaitable under a running event
-        loop."""
+        """``client.chat.completions.create(…)``: the result, or an awaitable in an event loop."""
         return self._sdk().chat
 
     @property

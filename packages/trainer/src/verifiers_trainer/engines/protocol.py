@@ -24,8 +24,7 @@ PAUSE_KEEP = "pause_keep"
 SHARED_WEIGHTS = "shared_weights"
 """The engine computes with the trainer's own parameters: a weight push moves no bytes."""
 DETERMINISTIC = "deterministic"
-"""A completion depends on weights, prompt, sampling parameters and request seed
-alone, bit for bit."""
+"""A completion depends on weights, prompt, sampling parameters and seed alone, bit for bit."""
 
 
 @runtime_checkable
@@ -69,8 +68,7 @@ class Engine(Protocol):
         """Release every thread, socket and buffer; idempotent."""
 
     def pause(self) -> AbstractContextManager[None]:
-        """Context in which no token is computed, so that weights may change; requests in flight
-        survive."""
+        """Context in which no token is computed, so that weights may change; requests survive."""
 
     def health(self) -> bool:
         """Whether requests are being served."""

@@ -33,8 +33,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Texts that end the completion; the tokens that spell them stay in ``token_ids``."""
     stop_token_ids: tuple[int, ...] = ()
-    """Ids that end the completion, end-of-turn tokens included; the sampled id stays in
-    ``token_ids``."""
+    """Ids that end the completion, end-of-turn ids too; the sampled id stays in ``token_ids``."""
     min_tokens: int = 0
     """Stop rules apply only from this number of tokens on."""
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -68,8 +67,7 @@ class GenerationRequest:
     """int32 [P], P >= 1."""
     params: SamplingParams
     on_token: OnToken | None = None
-    """Called for each sampled token except the last, on the generation thread, so it must not
-    block."""
+    """Called for each sampled token but the last, on the generation thread: it must not block."""
 
     @property
     def max_length(self) -> int:

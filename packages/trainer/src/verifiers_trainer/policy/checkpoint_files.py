@@ -100,8 +100,7 @@ def writing(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Raise any failure to read the checkpoint inside the block as a ``CheckpointError`` that names
-    it."""
+    """Raise any failure to read the checkpoint as a ``CheckpointError`` that names it."""
     try:
         yield
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -128,8 +127,7 @@ def _sync(path: Path) -> None:
 
 
 def verify(folder: Path) -> None:
-    """Raise ``CheckpointError`` naming the first file that is missing or does not match the
-    manifest."""
+    """Raise ``CheckpointError`` naming the first file that is missing or unlike the manifest."""
 
     def fault(reason: str, file: str = MANIFEST) -> CheckpointError:
         return CheckpointError(reason, path=str(folder), file=file)
@@ -247,8 +245,7 @@ def save_optimizer(
 
 
 def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
-    """Restore what ``save_optimizer`` wrote, bit for bit. Raises ``CheckpointError`` when it does
-    not fit."""
+    """Restore what ``save_optimizer`` wrote, bit for bit. Raises ``CheckpointError``."""
     with reading(folder), safe_open(folder / "optimizer.safetensors", "pt") as file:
         described = read_json(folder / "optimizer.json")
         state: dict[int, dict[str, Any]] = {}
@@ -294,8 +291,7 @@ def load_scheduler(folder: Path, scheduler: torch.optim.lr_scheduler.LRScheduler
 
 
 def rng_to_bytes() -> bytes:
-    """The state of this process's random generators (python, numpy, torch) as a
-    safetensors file."""
+    """This process's random generators (python, numpy, torch) as a safetensors file."""
     version, words, gauss = random.getstate()
     legacy: Any = np.random.get_state()
     name, keys, position, has_gauss, cached = legacy

@@ -103,8 +103,7 @@ class FolderClient(InProcessClient):
         return self
 
     def describe(self) -> dict[str, Any]:
-        """The record of the model for a run: name, and the sampling where a request
-        says nothing."""
+        """The record of the model for a run: name, and the sampling if a request says nothing."""
         from verifiers_trainer.engines.requests import SamplingParams
 
         defaults = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
@@ -136,8 +135,7 @@ class FolderClient(InProcessClient):
 def folder_engine(
     folder: Path, served_model: str, address: Address | None = None, max_seq_len: int | None = None
 ) -> EmbeddedEngine:
-    """The engine of a model folder, not started. *Raises* ``ConfigError`` when the model cannot be
-    loaded."""
+    """The engine of a model folder, not started. *Raises* ``ConfigError`` if it has no model."""
     from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 
     model, tokenizer = load_folder(folder)
@@ -182,6 +180,5 @@ def load_folder(folder: Path, dtype: str | None = None) -> tuple[Any, Any]:
 
 
 def _matters(file: Path) -> bool:
-    """Whether a file decides what is sampled; the others of a checkpoint are states
-    of the trainer."""
+    """Whether a file decides what is sampled; a checkpoint's others are the trainer's state."""
     return file.suffix != ".json" or any(w in file.name for w in ("config", "token", "vocab"))

@@ -104,8 +104,7 @@ def get_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
 
 
 def missing_folder(model_name: str) -> str | None:
-    """Why a model that is named by a path cannot be loaded; None when its folder exists, or it is
-    no path."""
+    """Why a model that is named by a path cannot be loaded; None if it can, or is no path."""
     path = os.path.expanduser(model_name)
     is_path = model_name.startswith((".", "/", "~")) or model_name.endswith("/")
     if not is_path or os.path.isdir(path):
@@ -120,8 +119,7 @@ def _require_folder(model_name: str) -> None:
 
 
 def _builtin_name(model_name: str) -> str | None:
-    """``model_name`` when it is a builtin, None when it is not; a misspelt builtin is a
-    ConfigError."""
+    """``model_name`` if it is a builtin, else None; a misspelt builtin is a ConfigError."""
     if not str(model_name).startswith("builtin:") or Path(model_name).exists():
         return None
     if model_name in builtin_models.BUILTIN_MODELS:
@@ -147,8 +145,7 @@ def _best_attention(dtype: object) -> str:
 
 
 def _apply_liger(model: PreTrainedModel) -> None:
-    """Liger's layer kernels where they can run: on CUDA, installed, and for an architecture they
-    know."""
+    """Liger's layer kernels, on CUDA, if installed, and for an architecture they know."""
     import torch
     from transformers.integrations.liger import apply_liger_kernel
     from transformers.utils import is_liger_kernel_available

@@ -60,16 +60,14 @@ class LogprobOutput(ModelOutput):
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """An architecture's transform of the output of its head: ``softcap·tanh(scale·logits /
-    softcap)``."""
+    """An architecture's transform of its logits: ``softcap·tanh(scale·logits / softcap)``."""
 
     scale: float = 1.0
     softcap: float | None = None
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> LogitTransform:
-        """Read from a transformers configuration (Cohere, Granite, Falcon-H1, Gemma and their
-        like)."""
+        """Of a transformers configuration (Cohere, Granite, Falcon-H1, Gemma and their like)."""
         config = config.get_text_config()
         scale = 1.0
         for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
@@ -89,8 +87,7 @@ class LogitTransform:
 
 @dataclass(frozen=True, slots=True)
 class TeacherStates:
-    """What a teacher has computed before its head: ``hidden`` [N, D'], in the places of the
-    policy's."""
+    """A teacher's states before its head: ``hidden`` [N, D'], in the places of the policy's."""
 
     hidden: Tensor
     head: Callable[[Tensor], Tensor]
@@ -233,8 +230,7 @@ def _chunk_tokens(device: str, weight: Tensor | None) -> int:
 
 
 def _is_small(weight: Tensor | None, num_tokens: int) -> bool:
-    """Whether the logits of so many tokens are small; a head whose vocabulary is not known counts
-    as large."""
+    """Whether the logits of so many tokens are small; not if the vocabulary is not known."""
     if not isinstance(weight, Tensor) or weight.ndim != 2:  # a partitioned weight has another shape
         return False
     return num_tokens * weight.shape[0] * 4 <= STORED_LOGITS_BYTES

@@ -42,8 +42,7 @@ log = logging.getLogger(__name__)
 
 
 def load(model: object, tokenizer: object, config: RLConfig) -> tuple[Any, Any]:
-    """(model, tokenizer), each loaded if it is a name; the tokenizer defaults to that
-    of the model."""
+    """(model, tokenizer), each loaded if it is a name; by default the model's own tokenizer."""
     name = model if isinstance(model, str) else getattr(model, "name_or_path", None)
     if tokenizer is None:
         if not name:
@@ -346,8 +345,7 @@ def save_weights(
 
 
 def _adapts_embeddings(model: Any) -> bool:
-    """Whether the adapter covers embeddings or the head, whose full weights are then
-    saved with it."""
+    """Whether the adapter covers embeddings or head, whose full weights are saved with it."""
     return any(EMBEDDINGS & set(peft.target_modules or ()) for peft in model.peft_config.values())
 
 

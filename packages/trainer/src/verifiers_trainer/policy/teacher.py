@@ -51,8 +51,7 @@ def is_url(teacher: str) -> bool:
 
 
 class _Frozen:
-    """The methods of ``Reference`` for a model that never changes, and that no checkpoint has to
-    hold."""
+    """The methods of ``Reference`` for a model that never changes and is in no checkpoint."""
 
     def after_step(self, step: int) -> None:
         """No-op: a teacher does not follow the policy."""
@@ -117,8 +116,7 @@ class EndpointTeacher(_Frozen):
         self._model: str | None = None
 
     def __call__(self, **arguments: Tensor) -> Any:
-        """Score a packed row: the tokens of each sample, after those of the prompt
-        that it shares."""
+        """Score a packed row: each sample's tokens, after those of the prompt that it shares."""
         ids = arguments["input_ids"].reshape(-1).cpu()
         logprobs = torch.zeros(len(ids))
         positions = list(sequences(ids, arguments["position_ids"].reshape(-1).cpu(), arguments))

@@ -45,8 +45,7 @@ _ACCELERATOR_PREFILL_TOKENS = 8192
 
 
 class _PolicyVersion:
-    """The policy version of new tokens; a separate object, so that threads hold no reference to the
-    engine."""
+    """The version of new tokens; a separate object: threads hold no reference to the engine."""
 
     __slots__ = ("value",)
 
@@ -238,8 +237,7 @@ class EmbeddedEngine:
         return self._generator is not None and self._generator.alive
 
     def check_shared(self) -> None:
-        """Raise ConfigError when Parameter objects of the model were replaced: the engine would
-        sample old weights."""
+        """Raise ConfigError if Parameter objects were replaced: it would sample old weights."""
         if self._generator is not None and not shares_parameters(self._replica, self._model):
             raise ConfigError(
                 "parameters of the model were replaced after the engine started, so it samples from"
@@ -352,7 +350,6 @@ def share_parameters(model: torch.nn.Module) -> Any:
 
 
 def shares_parameters(model: torch.nn.Module, other: torch.nn.Module) -> bool:
-    """Whether every parameter of ``model`` is also a parameter of ``other``'s; False once a
-    Parameter was replaced."""
+    """Whether every parameter of ``model`` is one of ``other``'s; False once one was replaced."""
     parameter_ids = {id(parameter) for parameter in other.parameters()}
     return all(id(parameter) in parameter_ids for parameter in model.parameters())

@@ -17,8 +17,7 @@ class GateClosed(Exception):
 
 
 class StepGate:
-    """One thread runs ``step`` blocks, others block them with ``pause``; pauses may overlap and
-    nest."""
+    """One thread runs ``step`` blocks, others block them by ``pause``; pauses may overlap."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -35,8 +34,7 @@ class StepGate:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Run the block once no pause is held; raises GateClosed after ``close``, also while
-        waiting."""
+        """Run the block once no pause is held; raises GateClosed, also while waiting."""
         with self._changed:
             self._changed.wait_for(lambda: self._holders == 0 or self._closed)
             if self._closed:

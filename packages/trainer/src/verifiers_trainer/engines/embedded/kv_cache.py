@@ -17,8 +17,7 @@ _HEADROOM = 64
 
 
 class BufferLayer(CacheLayerMixin):
-    """Keys and values of a layer: buffers [B, H, capacity, D] of which the first ``length``
-    columns are in use."""
+    """A layer: buffers [B, H, capacity, D] of which the first ``length`` columns are in use."""
 
     is_sliding = False
     keys: torch.Tensor

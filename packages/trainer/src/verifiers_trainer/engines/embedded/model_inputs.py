@@ -84,8 +84,7 @@ class ForwardPass:
         return self._append(ids_BT, cache, starts_B, self._options)[:, -1]
 
     def every_position(self, ids_BT: torch.Tensor, cache: BatchCache) -> torch.Tensor:
-        """Logits [B, T, V] of all columns ``ids_BT``, which hold no padding and are appended to
-        ``cache``."""
+        """Logits [B, T, V] of all columns ``ids_BT``, without padding, appended to ``cache``."""
         return self._append(ids_BT, cache, None, {})
 
     def _check(self, module: torch.nn.Module, arguments: object) -> None:

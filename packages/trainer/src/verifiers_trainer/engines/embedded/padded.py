@@ -53,8 +53,7 @@ _MAX_INTERRUPTIONS = 3
 _PASSES_TO_JOIN = 4
 _SHORTEST_PREFIX = 16
 _PROMPT_TOKENS_SCORED = 256
-"""Tokens of a prompt whose log-probs are computed at once, which bounds the memory of
-the logits."""
+"""Tokens of a prompt whose log-probs are computed at once: it bounds the memory of the logits."""
 Computed = TypeVar("Computed")
 
 
@@ -215,8 +214,7 @@ class PaddedGenerator:
         )
 
     def _join(self, requests: list[GenerationRequest]) -> None:
-        """Prefill ``requests`` in passes of similar length, and add the rows that continue to the
-        batch."""
+        """Prefill ``requests`` in passes of similar length; rows that continue join the batch."""
         joined: Batch | None = None
         for part in self._passes(requests):
             joining = self._prefill(part)
@@ -332,8 +330,7 @@ class PaddedGenerator:
 
 
 def _shared_prefix(prompts: list[np.ndarray]) -> int:
-    """Number of tokens with which all ``prompts`` begin, at least one left over in each; 0 if it
-    is not worth it."""
+    """Number of tokens with which all ``prompts`` begin, less than any has; 0 if not worth it."""
     if len(prompts) == 1:
         return 0
     shortest = min(len(ids) for ids in prompts) - 1

@@ -50,8 +50,7 @@ def uniforms(streams_B: torch.Tensor, counters_B: torch.Tensor) -> torch.Tensor:
 
 
 def streams(seeds: Sequence[int], device: torch.device | str = "cpu") -> torch.Tensor:
-    """The stream of each seed, int64 [B]; hashed, so that neighbouring seeds share no run of
-    numbers."""
+    """The stream of each seed, int64 [B]; hashed, so that neighbouring seeds share no numbers."""
     seeds_B = torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64, device=device)
     return _mix(_mix(seeds_B ^ _GAMMA) + _GAMMA)
 
@@ -73,8 +72,7 @@ Entries = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class SamplingTable:
-    """The sampling parameters of a batch as columns; a column that no row uses is None and costs
-    nothing."""
+    """The parameters of a batch as columns; a column that no row uses is None and costs nothing."""
 
     streams: torch.Tensor
     """int64 [B]."""
@@ -188,8 +186,7 @@ class Drawn(NamedTuple):
 
 
 class TokenCounts:
-    """Token occurrences of each row, for penalties: prompt tokens as a set, sampled
-    tokens counted."""
+    """Token occurrences of each row, for penalties: a prompt's as a set, sampled tokens counted."""
 
     def __init__(
         self, prompts: Sequence[np.ndarray], outputs: Sequence[np.ndarray], vocabulary: int, device

@@ -1,5 +1,4 @@
-"""The sampled tokens of a batch as arrays: ids, log-probs, versions, and which rows
-are finished."""
+"""Sampled tokens of a batch as arrays: ids, log-probs, versions, and which rows are finished."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.engines.http.chat import Tokenizer, plain_message, rendered_text
 
 MAX_REMEMBERED, MAX_TOKENS = 65_536, 2**27
-"""Maximum number of completions, and of their tokens (512 MiB); the least recently used are dropped
-first."""
+"""Most completions, and tokens of them (512 MiB); the least recently used are dropped first."""
 MARK = "\u2402vf-sampled\u2403"
 """Placeholder for the sampled completion while the messages after it are rendered."""
 
@@ -71,8 +70,7 @@ class ExactHistory:
         token_ids: Sequence[int] | np.ndarray,
         rollout_id: str | None,
     ) -> None:
-        """Store that ``message`` was sampled as ``token_ids`` after ``prompt``, with ids
-        ``prompt_ids``."""
+        """Store that ``message`` was sampled as ``token_ids`` after ``prompt`` (``prompt_ids``)."""
         messages = list(prompt)
         ids = np.concatenate([np.asarray(prompt_ids, np.int32), np.asarray(token_ids, np.int32)])
         newest = self._newest(messages, rollout_id)

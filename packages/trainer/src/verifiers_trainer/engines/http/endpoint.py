@@ -192,8 +192,7 @@ class Endpoint(ModelServer):
             ) from None
 
     def _text_prompts(self, prompt: Any, is_truncated: bool) -> list[np.ndarray]:
-        """The prompts of a text completion: one, or each entry of a list of texts or of lists of
-        ids."""
+        """The prompts of a text completion: one, or each of a list of texts or of lists of ids."""
         several = isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str)
         prompts = prompt if several else [prompt]
         return [self._text_prompt(each, is_truncated) for each in prompts]
@@ -214,8 +213,7 @@ class Endpoint(ModelServer):
     async def _complete(
         self, prompts: list[np.ndarray], body: ChatBody | TextBody
     ) -> list[list[Generation]]:
-        """The choices of each prompt. When a choice fails, or the client disconnects, the others
-        are aborted."""
+        """Each prompt's choices. If one fails, or the client disconnects, all are aborted."""
         requests = self._requests(prompts, body)
         with self._submitted(list(chain.from_iterable(requests))) as futures:
             for future in asyncio.as_completed(futures.values()):
@@ -253,8 +251,7 @@ class Endpoint(ModelServer):
     def _requests(
         self, prompts: list[np.ndarray], body: ChatBody | TextBody
     ) -> list[list[GenerationRequest]]:
-        """The requests of each prompt. Raises BadRequest for an unknown model or values out of
-        range."""
+        """The requests of each prompt. Raises BadRequest for an unknown model or value."""
         serving = self._serving
         if body.model not in (None, serving.served_model):
             message = (
@@ -296,8 +293,7 @@ class Endpoint(ModelServer):
 
 
 def _events(reply: StreamedReply, index: int, arrival: tuple[Any, ...]) -> list[bytes]:
-    """The events of a token, or of a completion that is finished. Raises BadRequest for a
-    completion that failed."""
+    """The events of a token, or of a finished completion. Raises BadRequest if that failed."""
     if len(arrival) > 1:
         return list(reply.token(index, *arrival))
     generation: Generation = arrival[0].result()

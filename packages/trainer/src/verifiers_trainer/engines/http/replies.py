@@ -155,8 +155,7 @@ def message_of_text(
 
 
 def choice_fields(index: int, generation: Generation, body: GenerateBody) -> dict[str, Any]:
-    """Fields common to chat and text choices; ``stop_reason`` is the requested stop
-    text or token."""
+    """Fields of chat and text choices; ``stop_reason`` is the requested stop text or token."""
     token_ids = generation.token_ids.tolist()
     stop_reason: str | int | None = generation.stop_text
     if stop_reason is None and token_ids and token_ids[-1] in (body.stop_token_ids or ()):

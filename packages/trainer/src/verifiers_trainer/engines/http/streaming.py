@@ -33,8 +33,7 @@ _UNFINISHED = "\ufffd"
 
 
 class StreamedReply:
-    """The events of a request; ``requests`` are all its completions in the order of their
-    choices."""
+    """The events of a request; ``requests`` are all its completions, in the order of choices."""
 
     def __init__(
         self,
@@ -126,8 +125,7 @@ class _Choice:
         self._text, self._sent = "", 0
         """The decoded text, and the number of characters sent."""
         self._first, self._next = 0, 0
-        """Tokens from ``_next`` on are not in ``_text``; decoding begins at
-        ``_first`` for context."""
+        """Tokens from ``_next`` on are not in ``_text``; decoding begins at ``_first``."""
         self._num_sent = 0
         """Number of tokens sent."""
         self._offset = 0

@@ -28,8 +28,7 @@ from verifiers.results.coverage import CALL_MARKS
 ToolCall = dict[str, str]
 """``name`` and ``arguments`` (JSON text), in the model's order."""
 ToolCallParser = Callable[[str], tuple[str, list[ToolCall]]]
-"""Completion text -> (text around the calls, the calls); text that cannot be parsed is returned
-unchanged."""
+"""Completion text -> (text around the calls, the calls); the whole text if it cannot be parsed."""
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"

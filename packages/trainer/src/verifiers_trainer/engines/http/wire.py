@@ -127,8 +127,7 @@ _DECODERS: dict[type, msgspec.json.Decoder] = {
 
 
 def decode_body(content: bytes, kind: type[_Body]) -> _Body:
-    """The parsed body. Raises BadRequest naming the field that is unknown, of a wrong type or not
-    supported."""
+    """The parsed body. Raises BadRequest for a field that is unknown, mistyped or unsupported."""
     try:
         check_values(content)
         body = _DECODERS[kind].decode(content)

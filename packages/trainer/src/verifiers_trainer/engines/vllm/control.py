@@ -104,8 +104,7 @@ class Server:
     def wait_healthy(
         self, timeout_s: float, stage: str = "waiting for the server to answer /health"
     ) -> None:
-        """Return once ``/health`` answers. Raises ``WeightSyncError`` when that takes longer than
-        ``timeout_s``."""
+        """Return once ``/health`` answers. Raises ``WeightSyncError`` after ``timeout_s``."""
         started = time.monotonic()
         while not self.is_healthy(min(POLL_TIMEOUT_S, max(0.1, timeout_s))):
             if time.monotonic() - started >= timeout_s:

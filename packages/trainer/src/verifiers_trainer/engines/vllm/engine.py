@@ -241,8 +241,7 @@ class VLLMEngine:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Context in which the weights may change: no push reads them. The servers continue to
-        generate."""
+        """Context in which the weights may change: no push reads them. The servers go on."""
         self._acquire("waiting for a push of weights to end")
         try:
             yield

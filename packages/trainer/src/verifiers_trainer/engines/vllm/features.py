@@ -25,8 +25,7 @@ WEIGHT_LABEL = "weight_label"
 NCCL_ID = "nccl_id"
 """``nccl_unique_id_b64``: a sender needs no import of vllm."""
 WEIGHT_SPANS = "weight_spans"
-"""``return_weight_versions`` on the OpenAI routes: a completion reports the weights that sampled
-it."""
+"""``return_weight_versions`` on the OpenAI routes: which weights sampled a completion."""
 
 OLDEST = "0.11"
 """The first release whose responses carry token ids."""

@@ -33,8 +33,7 @@ TIMEOUT_S = 120.0
 
 
 def check_server(server: Server, model: str, tokenizer: Tokenizer, in_chat: bool) -> str | None:
-    """Return a warning on what could not be checked, or None. Raises ``ConfigError`` for unusable
-    completions."""
+    """A warning of what could not be checked, or None. Raises ``ConfigError`` if unusable."""
     spreads = {1.0: 0.0, LOW: 0.0}
     for prompt, temperature in product(PROMPTS, spreads):
         answer = _ask(server, model, prompt, in_chat, temperature)

@@ -26,8 +26,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "nccl": (PAUSE_KEEP, WEIGHT_LABEL, NCCL_ID),
     "ipc": (PAUSE_KEEP, WEIGHT_LABEL, UPDATE_BRACKETS, IPC),
 }
-"""Method -> required server features. The weight label identifies the weights of a restarted
-server."""
+"""Method -> required features. The label identifies the weights of a restarted server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,7 @@ class Choice:
 
 
 def choose(method: str, situation: Situation) -> Choice:
-    """Select the transfer method. Raises ``ConfigError`` when ``method`` cannot work in the
-    situation."""
+    """Select the transfer method. Raises ``ConfigError`` when ``method`` cannot work here."""
     if method == "auto":
         return _automatic(situation)
     if (problem := impossible(method, situation)) is not None:

@@ -76,8 +76,7 @@ def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def unservable_adapter(model: object) -> str | None:
-    """Why a server cannot load the adapter of ``model`` from files; None when it can, or without an
-    adapter."""
+    """Why a server cannot load the model's adapter from files; None if it can, or there is none."""
     for peft in getattr(model, "peft_config", {}).values():
         if str(getattr(peft, "peft_type", "")).split(".")[-1] != "LORA":
             return f"it is a {peft.peft_type} adapter"

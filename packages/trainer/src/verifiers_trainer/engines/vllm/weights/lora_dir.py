@@ -44,8 +44,7 @@ class LoraDirSync:
         self._current = ""
 
     def prepare(self, version: int) -> None:
-        """Write the adapter's files. Raises ``WeightSyncError`` when the folder
-        cannot be written."""
+        """Write the adapter's files. Raises ``WeightSyncError`` if the folder cannot be written."""
         name, again = f"policy-{self._run:x}-v{version}", 1
         while name in self._used:
             name, again = f"policy-{self._run:x}-v{version}.{again}", again + 1

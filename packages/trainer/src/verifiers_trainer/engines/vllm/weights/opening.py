@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 
 LOAD, ASK_S = "/v1/load_lora_adapter", 10.0
 INFERENCE_DEVICES = "VF_INFERENCE_DEVICES"
-"""Environment variable of a launcher with the servers' devices, in the format of
-``CUDA_VISIBLE_DEVICES``."""
+"""Variable of a launcher with the servers' devices, in the format of ``CUDA_VISIBLE_DEVICES``."""
 
 
 def open_sync(
@@ -62,8 +61,7 @@ def open_sync(
 
 
 def _without_adapters(model: object, servers: Sequence[Server]) -> str | None:
-    """Why a server cannot load adapters at run time: it was started without them. None when all
-    can."""
+    """Why a server cannot load adapters at run time: it was started without. None if all can."""
     for server in servers if hasattr(model, "peft_config") else ():
         try:
             server.call("GET", LOAD, stage="asking whether adapters can be loaded", timeout_s=ASK_S)

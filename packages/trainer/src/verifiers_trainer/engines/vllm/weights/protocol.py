@@ -49,8 +49,7 @@ class WeightSync(Protocol):
 
     @property
     def keeps_files(self) -> bool:
-        """Whether a push sends the files of ``prepare``, not the weights at the time
-        of the push."""
+        """Whether a push sends the files of ``prepare``, not the weights at its time."""
 
     @property
     def names_weights(self) -> bool:

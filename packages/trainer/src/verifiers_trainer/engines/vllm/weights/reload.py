@@ -49,8 +49,7 @@ def forget_prefixes(server: Server, deadline: Deadline) -> None:
 
 
 def resume(server: Server, deadline: Deadline) -> None:
-    """Resume the server. Raises ``WeightSyncError`` when it is not paused: it was restarted during
-    the update."""
+    """Resume the server. Raises ``WeightSyncError`` if it is not paused: it was restarted."""
     stage = "resuming generation"
     answer = server.call("GET", "/is_paused", stage=stage, timeout_s=deadline.left_s)
     if isinstance(answer, dict) and answer.get("is_paused") is False:
