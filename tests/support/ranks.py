@@ -77,6 +77,12 @@ def on_ranks(
     ]
 
 
+def results(ended: list[Ended]) -> list[Any]:
+    """What each rank returned; all must have ended well."""
+    assert [rank.exit_code for rank in ended] == [0] * len(ended), ended
+    return [rank.result for rank in ended]
+
+
 def _result(folder: Path, rank: int) -> Any:
     path = folder / f"result-{rank}.json"
     result = json.loads(path.read_text()) if path.is_file() else None

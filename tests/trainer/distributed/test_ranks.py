@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from support import ranks_work
-from support.ranks import on_ranks
-from support.training_child import child_context
+from support.ranks import on_ranks, results
 from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.packing import pack
 from verifiers_trainer.algorithm.samples import Sample
@@ -30,11 +29,6 @@ def sample(length):
 RUN = {"deterministic": True, "max_steps": 4, "save_strategy": "no", "max_off_policy_steps": 1}
 
 
-@pytest.fixture(scope="module")
-def children():
-    return child_context()
-
-
 @pytest.fixture
 def on(children, tmp_path):
     """Call a function of ``ranks_work`` that takes a folder on some ranks."""
@@ -50,11 +44,6 @@ def on(children, tmp_path):
 
 UNEQUAL = [[1, 20, 3, 7], [2, 2, 30, 5]]
 FEW = [[4, 9]]
-
-
-def results(ended):
-    assert [e.exit_code for e in ended] == [0] * len(ended), ended
-    return [e.result for e in ended]
 
 
 @pytest.mark.parametrize(

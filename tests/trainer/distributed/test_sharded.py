@@ -17,9 +17,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from support import split
 from support.embedded import small_model
 from support.fake_vllm import FakeVLLM
-from support.ranks import on_ranks
+from support.ranks import on_ranks, results
 from support.training import small_policy, small_trainer
-from support.training_child import child_context
 from verifiers.errors import ConfigError
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
@@ -27,33 +26,16 @@ from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 RUN = {"deterministic": True, "max_steps": 3, "max_off_policy_steps": 0, "max_grad_norm": 0.01}
 
 
-@pytest.fixture(scope="module")
-def children():
-    return child_context()
-
-
 @pytest.fixture
 def on(children, tmp_path):
     """Train on some ranks, split where they are several, in a folder of that name."""
 
     def call(name="run", world=2, failpoint="", **settings):
-        ended = on_ranks(
-            children,
-            tmp_path / name,
-            split.train,
-            str(tmp_path / name),
-            world=world,
-            failpoint=failpoint,
-            **settings,
-        )
-        return ended if failpoint else [e.result for e in ended if _went_well(e)]
+        folder, options = tmp_path / name, {"world": world, "failpoint": failpoint}
+        ended = on_ranks(children, folder, split.train, str(folder), **options, **settings)
+        return ended if failpoint else results(ended)
 
     return call
-
-
-def _went_well(ended):
-    assert ended.exit_code == 0, ended
-    return True
 
 
 UNEQUAL = [[1, 20, 3, 7], [2, 2, 30, 5]]
@@ -118,7 +100,7 @@ def test_unequal_data_and_unequal_numbers_of_chunks_give_the_gradient_of_one_pro
         ended = on_ranks(
             children, tmp_path, split.gradient, str(tmp_path), UNEQUAL, chunk_tokens, world=world
         )
-        return [e.result for e in ended if _went_well(e)]
+        return results(ended)
 
     first, second = of(2)
     (single,) = of(1)

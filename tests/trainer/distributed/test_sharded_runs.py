@@ -5,13 +5,7 @@ import numpy as np
 import pytest
 
 from support import split, split_runs
-from support.ranks import on_ranks
-from support.training_child import child_context
-
-
-@pytest.fixture(scope="module")
-def children():
-    return child_context()
+from support.ranks import on_ranks, results
 
 
 @pytest.fixture
@@ -24,12 +18,6 @@ def on(children, tmp_path):
         )
 
     return call
-
-
-def results(ended):
-    for rank in ended:
-        assert rank.exit_code == 0, rank
-    return [rank.result for rank in ended]
 
 
 def assert_as_one(first, single):

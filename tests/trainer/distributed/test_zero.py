@@ -15,7 +15,7 @@ from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 
 from support import split, zero_runs
-from support.ranks import on_ranks
+from support.ranks import on_ranks, results
 from support.training import small_policy, small_trainer
 from support.training_child import child_context
 from verifiers.errors import ConfigError
@@ -46,14 +46,9 @@ def on(children, tmp_path):
         ended = on_ranks(
             children, folder, work, str(folder), world=world, failpoint=failpoint, **settings
         )
-        return ended if failpoint else [_result(e) for e in ended]
+        return ended if failpoint else results(ended)
 
     return call
-
-
-def _result(ended):
-    assert ended.exit_code == 0, ended
-    return ended.result
 
 
 KINDS = {

@@ -38,6 +38,16 @@ def client_of(engine):
     return openai.AsyncOpenAI(base_url=engine.base_url, api_key=engine.api_key, max_retries=0)
 
 
+async def long_stream(engine, client, **extra):
+    return await client.chat.completions.create(
+        model=engine.served_model,
+        messages=HI,
+        max_tokens=200,
+        stream=True,
+        extra_body={"ignore_eos": True, **extra},
+    )
+
+
 # --- by the openai client -------------------------------------------------------------------------
 
 
@@ -127,13 +137,7 @@ async def test_pieces_come_while_the_rest_is_still_being_drawn(mode):
     model = small_model()
     with serving(model, mode=mode) as engine:
         async with client_of(engine) as client:
-            stream = await client.chat.completions.create(
-                model=engine.served_model,
-                messages=HI,
-                max_tokens=200,
-                stream=True,
-                extra_body={"ignore_eos": True, "return_weight_versions": True},
-            )
+            stream = await long_stream(engine, client, return_weight_versions=True)
             versions = None
             async for chunk in stream:
                 if engine.version == 0 and chunk.choices[0].delta.content:
@@ -152,13 +156,7 @@ async def test_a_client_that_goes_away_ends_its_completion(goes_away):
         hook.remove()  # the engine's copy keeps it
         passes.clear()
         async with client_of(engine) as client:
-            stream = await client.chat.completions.create(
-                model=engine.served_model,
-                messages=HI,
-                max_tokens=200,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
+            stream = await long_stream(engine, client)
             await anext(stream)
             if goes_away:
                 await stream.close()
@@ -176,13 +174,7 @@ async def test_a_completion_that_fails_on_its_way_is_an_error_of_the_client(mode
     model = small_model()
     with serving(model, mode=mode) as engine:
         async with client_of(engine) as client:
-            stream = await client.chat.completions.create(
-                model=engine.served_model,
-                messages=HI,
-                max_tokens=200,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
+            stream = await long_stream(engine, client)
 
             async def read():
                 async for chunk in stream:

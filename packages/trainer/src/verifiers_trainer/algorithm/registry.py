@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _imports: ContextVar[bool] = ContextVar("verifiers_trainer_imports", default=True)
 
 
-class Registry(Mapping[str, Callable[..., Any]]):
+class Registry(dict[str, Callable[..., Any]]):
     """Named functions of a kind; ``kind`` is the word its errors use, for example "loss".
 
     >>> greetings = Registry("greeting")
@@ -33,27 +33,18 @@ class Registry(Mapping[str, Callable[..., Any]]):
     """
 
     def __init__(self, kind: str):
+        super().__init__()
         self.kind = kind
-        self._functions: dict[str, Callable[..., Any]] = {}
-
-    def __getitem__(self, name: str) -> Callable[..., Any]:
-        return self._functions[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._functions)
-
-    def __len__(self) -> int:
-        return len(self._functions)
 
     def register(self, name: str) -> Callable[[F], F]:
         """A decorator: register a function under ``name``. *Raises* ConfigError if it is taken."""
 
         def add(function: F) -> F:
-            if name in self._functions:
+            if name in self:
                 raise ConfigError(
                     f"{self.kind} {name!r} is already registered; choose another name"
                 )
-            self._functions[name] = function
+            self[name] = function
             return function
 
         return add
@@ -70,12 +61,12 @@ class Registry(Mapping[str, Callable[..., Any]]):
         """
         if callable(choice):
             return choice
-        if choice in self._functions:
-            return self._functions[choice]
+        if choice in self:
+            return self[choice]
         if ":" in choice:
             return self._import(choice)
-        near = close_match(choice, [*presets, *self._functions], SIMILAR)
-        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(self._functions)}"
+        near = close_match(choice, [*presets, *self], SIMILAR)
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(self)}"
         raise ConfigError(
             f"unknown {self.kind} {choice!r}; {hint} (or give 'package.module:function' or"
             " 'file.py:function')"
