@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -239,14 +239,9 @@ class VLLMEngine:
 
     # --- weights ----------------------------------------------------------------------------------
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """Context in which the weights may change: no push reads them. The servers go on."""
-        self._acquire("waiting for a push of weights to end")
-        try:
-            yield
-        finally:
-            self._lock.release()
+        return self._locked("waiting for a push of weights to end")
 
     def set_version(self, version: int) -> None:
         """Push the trainer's present weights to every server, as policy ``version``.
@@ -302,11 +297,16 @@ class VLLMEngine:
         """A value that changes with every in-place change of a weight."""
         return tuple((id(p), p._version) for p in self.model.parameters() if p.requires_grad)
 
-    def _acquire(self, stage: str) -> None:
+    @contextmanager
+    def _locked(self, stage: str) -> Iterator[None]:
         started = time.monotonic()
         if not self._lock.acquire(timeout=self._timeout_s + ASK_TIMEOUT_S):
             message = f"{stage}: not within {self._timeout_s:g} s"
             raise WeightSyncError(message, stage=stage, elapsed_s=time.monotonic() - started)
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     # --- the policy version of a completion -------------------------------------------------------
 
@@ -386,11 +386,8 @@ class VLLMEngine:
         try:
             deadline = Deadline.after(self._timeout_s)
             server.wait_healthy(deadline.left_s, f"waiting for the server to come back ({fault})")
-            self._acquire("waiting for the weights to stand still")
-            try:
+            with self._locked("waiting for the weights to stand still"):
                 self._send_again(server, deadline, fault, started)
-            finally:
-                self._lock.release()
             future.set_result(None)
         except BaseException as error:  # noqa: BLE001 - raised again in the callers that wait for the repair
             future.set_exception(error)
