@@ -197,10 +197,7 @@ class Environment(Identified):
         further: dict[str, Any] = {**kwargs}
         if tool_defs is not None:
             further["tool_defs"] = tool_defs
-        if further:
-            settings = compat.rename(further, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
-        else:
-            settings = {}
+        settings = compat.rename(further, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
         if dataset is None and eval_dataset is None:
             raise ConfigError(
                 f"{type(self).__name__} needs a dataset: pass dataset=… or eval_dataset=…"
@@ -255,22 +252,21 @@ class Environment(Identified):
         """Metrics of every rollout besides those of the rubric; they change neither reward nor
         advantage."""
         self.set_kwargs(**settings)
-        if (
-            rubric is not None
-            and parser is not None
-            and type(rubric.parser) not in (type(parser), Parser)
-        ):
+        if rubric is None or parser is None:
+            return
+        name = type(parser).__name__
+        if type(rubric.parser) not in (type(parser), Parser):
             self.logger.warning(
                 "the environment parses with %s and its rubric with %s",
-                type(parser).__name__,
+                name,
                 type(rubric.parser).__name__,
             )
-        elif rubric is not None and parser is not None and (names := _reading_plain(rubric)):
+        elif readers := _reading_plain(rubric):
             self.logger.warning(
                 "%s of the rubric parse with its plain Parser, which returns the text itself, and"
                 " not with the environment's %s: pass parser= to the Rubric too",
-                ", ".join(names),
-                type(parser).__name__,
+                ", ".join(readers),
+                name,
             )
 
     def __repr__(self) -> str:
