@@ -322,14 +322,9 @@ class HttpClient(Identified, ABC):
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         """The decoded body; the connection is released at its end, and closed when cancelled or
         when it is too long."""
-        content, max_bytes = response.content, self.config.max_response_bytes
+        chunks = response.content.iter_any()
         try:
-            if content.is_eof():  # the reply came as a whole, which most do: nothing to wait for
-                body = content.read_nowait()
-                if len(body) > max_bytes:
-                    raise self._too_long()
-                return body
-            return await read_chunks(content.iter_any(), max_bytes, "the reply")
+            return await read_chunks(chunks, self.config.max_response_bytes, "the reply")
         except BaseException as error:
             # a cancellation too: the next request would read the rest of the body
             response.close()
