@@ -92,7 +92,7 @@ def other_value(name, value):
             if isinstance(value, dict)
             else ["other"]
             if isinstance(value, list)
-            else f"other {value}"
+            else f"{value} other"  # a folder's stays absolute
         )
     assert changed != value
     return changed

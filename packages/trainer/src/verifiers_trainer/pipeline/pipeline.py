@@ -105,6 +105,7 @@ class Pipeline:
         self.env, self.context, self.config = env, context, config
         self.schedule = schedule or Schedule(examples, config.seed, config.shuffle_dataset)
         self._decide_rewards, self._record_dropped = decide_rewards, record_dropped
+        self._steps_per_batch = config.steps_per_batch
         self.version = 0
         self.served = 0
         """The policy version being served; behind ``version`` where weights are not pushed after
@@ -221,7 +222,7 @@ class Pipeline:
     def copy_state(self) -> PipelineState:
         """``snapshot``, also from another thread while this loop is blocked."""
         state = self.state
-        is_between_batches = self.version % self.config.steps_per_batch == 0
+        is_between_batches = self.version % self._steps_per_batch == 0
         in_training = [] if is_between_batches else self._in_training
         return replace(
             state,
@@ -287,7 +288,7 @@ class Pipeline:
 
     def _batch_of(self, version: int) -> int:
         """Number of batches a policy version was trained on, the unit of the lag."""
-        return version // self.config.steps_per_batch
+        return version // self._steps_per_batch
 
     @property
     def _groups_per_batch(self) -> int:
@@ -350,18 +351,15 @@ class Pipeline:
             ]
             states = await generate_group(self.env, jobs, context, self._run_rollout)
             self.progressed = time.monotonic()
-            weights = (
-                None if self._decide_rewards is None else await self._decide_rewards(index, states)
-            )
+            weights = None
+            if self._decide_rewards is not None:
+                weights = await self._decide_rewards(index, states)
             if weights is None:
                 weights = self.env.for_row(example.row).rubric.plan().weights
             rollouts = tuple(state.rollout() for state in states)
             member = member_of(self.env, example.row)
-            self._collect(
-                Group(index, example.example_id, rollouts, member, dict(weights)).limited(
-                    self.config
-                )
-            )
+            group = Group(index, example.example_id, rollouts, member, dict(weights))
+            self._collect(group.limited(self.config))
         except asyncio.CancelledError as error:
             if self.closing:
                 raise
@@ -441,14 +439,9 @@ class Pipeline:
         )
 
     def _drop_stale(self) -> None:
-        oldest = (
-            self._batch_of(self.version) - self.config.max_off_policy_steps
-        ) * self.config.steps_per_batch
-        fresh = [
-            group
-            for group in self.state.ready
-            if group.oldest_version is None or group.oldest_version >= oldest
-        ]
+        oldest_batch = self._batch_of(self.version) - self.config.max_off_policy_steps
+        oldest = oldest_batch * self._steps_per_batch
+        fresh = [g for g in self.state.ready if (v := g.oldest_version) is None or v >= oldest]
         self.stale += len(self.state.ready) - len(fresh)
         self.state.ready = fresh
 
@@ -468,11 +461,9 @@ class Pipeline:
 
     def _count_discarded(self) -> list[Group]:
         """The discarded groups that were started before the newest group of this batch."""
-        counted = [group for group in self.state.discarded if group.index < self.state.base]
-        self.state.discarded = [
-            group for group in self.state.discarded if group.index >= self.state.base
-        ]
-        return counted
+        discarded, base = self.state.discarded, self.state.base
+        self.state.discarded = [group for group in discarded if group.index >= base]
+        return [group for group in discarded if group.index < base]
 
     def _stats(self, groups: Sequence[Group]) -> dict[str, float]:
         begun = [self._batch_of(v) for group in groups if (v := group.oldest_version) is not None]
