@@ -130,11 +130,8 @@ def render(
 
 def join_modules(modules: Mapping[str, str]) -> str:
     """``__init__`` with the bodies of its sibling modules instead of its imports from them."""
-    text = "".join(
-        line
-        for line in modules["__init__"].splitlines(keepends=True)
-        if not line.startswith("from .")
-    )
+    lines = modules["__init__"].splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.startswith("from ."))
     body = _below_imports(text)
     head = text[: len(text) - len(body)].rstrip()
     bodies = "\n\n\n".join([*(_below_imports(modules[name]).rstrip() for name in MODULES), body])

@@ -24,8 +24,7 @@ AUDIT, EXAMPLE_HASH = "audit", "example_hash"
 
 @dataclass(frozen=True, slots=True)
 class KeptRows:
-    """The content hashes of the rows, and the environment that they were profiled in (None: the
-    file names none)."""
+    """The content hashes of the rows, and the environment of their profile (None: not named)."""
 
     path: str
     hashes: frozenset[str]

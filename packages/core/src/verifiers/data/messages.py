@@ -151,8 +151,7 @@ def check_parts(messages: Iterable[Any]) -> None:
 
 
 def as_mapping(value: object, what: str) -> Mapping[str, Any]:
-    """Return a mapping unchanged, a pydantic or openai object as a dict. Raises: ``ConfigError``
-    for anything else."""
+    """A mapping as it is, a pydantic or openai object as a dict. Raises: ``ConfigError`` else."""
     if isinstance(value, Mapping):
         return value
     dump = getattr(value, "model_dump", None)

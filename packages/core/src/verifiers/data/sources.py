@@ -136,11 +136,8 @@ class HubRows:
 
 def _open(dataset: object) -> dict[str, Rows] | Rows:
     dataset = _without_frame(dataset)
-    kinds = {
-        cls.__name__
-        for cls in type(dataset).__mro__
-        if cls.__module__.partition(".")[0] == "datasets"
-    }
+    bases = type(dataset).__mro__
+    kinds = {cls.__name__ for cls in bases if cls.__module__.partition(".")[0] == "datasets"}
     if kinds & {"IterableDataset", "IterableDatasetDict"}:
         raise DatasetError(
             "an iterable (streaming) dataset has no length and no stable order; load it without"

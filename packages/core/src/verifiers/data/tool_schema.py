@@ -120,11 +120,8 @@ class ToolFunction:
         it is told all."""
         if self.model is None:  # a schema from another source
             return ""
-        untyped = [
-            f"no type of `{name}`"
-            for name, schema in self._properties().items()
-            if not TYPED & schema.keys()
-        ]
+        properties = self._properties().items()
+        untyped = [f"no type of `{name}`" for name, s in properties if not TYPED & s.keys()]
         undescribed = [] if self.definition.get("description") else ["no docstring"]
         return ", ".join([*undescribed, *untyped])
 
@@ -410,8 +407,7 @@ _WRONG = {"missing": " is missing", "extra_forbidden": " is not a parameter"}
 
 
 def _complaints(error: ValidationError) -> str:
-    """Format validation errors for the model, ``'n': input should be a valid integer``, with
-    bounded length."""
+    """Validation errors for the model, ``'n': input should be a valid integer``, not too long."""
     complaints = []
     entries = error.errors(include_url=False, include_context=False, include_input=False)
     for entry in entries[:MAX_COMPLAINTS]:

@@ -23,8 +23,7 @@ class ThinkParser(Parser):
     """
 
     def parse(self, text: str) -> Any:
-        """``extract_fn`` of the stripped text after the last ``</think>``; of ``""`` without a
-        closing tag."""
+        """``extract_fn`` of the stripped text after the last ``</think>``, of ``""`` without it."""
         _, closed, tail = text.rpartition(CLOSE)
         return self.extract_fn(tail.strip() if closed else "")
 

@@ -95,10 +95,8 @@ class XMLParser(Parser):
         newest message with the field, after its reasoning. None when nothing has it."""
         is_last = self.last or isinstance(completion, str)
         for message in reversed(self.get_assistant_messages(completion)):
-            answer = getattr(
-                self.parse(message_text(message), last=is_last), self.answer_field, None
-            )
-            if answer is not None:
+            fields = self.parse(message_text(message), last=is_last)
+            if (answer := getattr(fields, self.answer_field, None)) is not None:
                 return self.extract_fn(answer)
         return None
 
@@ -106,11 +104,8 @@ class XMLParser(Parser):
         """(Reasoning, where the fields other than ``think`` are read): a reply that begins with
         fields, and reasons after them, is read as it is."""
         reasoning, reply = split_reasoning(text)
-        if (
-            not reasoning
-            or text.lstrip().startswith(OPEN)
-            or any(map(reply.__contains__, self._tags))
-        ):
+        has_fields = any(map(reply.__contains__, self._tags))
+        if not reasoning or text.lstrip().startswith(OPEN) or has_fields:
             return reasoning, reply
         return ("", text) if OPEN in text[: len(text) - len(reply)] else (reasoning, reply)
 
@@ -170,19 +165,16 @@ class XMLParser(Parser):
             reasoning and not text.startswith(OPEN) and any(map(reply.__contains__, self._tags))
         ):  # the server has taken the block out, or the template has opened it
             text = f"{OPEN}{CLOSE}{reply}"
-        tagged = [
-            any(
-                tag in (text if name == THINK else reply)
-                for name in names
-                for tag in (f"<{name}>", f"</{name}>")
-            )
-            for names in self.field_sets
-        ]
+
+        def has_tag(name: str) -> bool:
+            where = text if name == THINK else reply
+            return f"<{name}>" in where or f"</{name}>" in where
+
+        tagged = [any(map(has_tag, names)) for names in self.field_sets]
         if not any(tagged):
             return 0.0
-        is_complete = any(
-            content is not None for content in vars(self.parse(text, strip=False)).values()
-        )
+        contents = vars(self.parse(text, strip=False)).values()
+        is_complete = any(content is not None for content in contents)
         first = any(text.startswith(f"<{name}>") for name in self.field_sets[0])
         last = any(text.endswith(f"</{name}>") for name in self.field_sets[-1])
         return (4 * is_complete * sum(tagged) / len(tagged) + 2 + 2 * first + 2 * last) / 10

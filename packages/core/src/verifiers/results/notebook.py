@@ -56,8 +56,7 @@ def _table(facts: Mapping[str, Any], num_rollouts: int) -> str:
 
 
 def _histogram(rewards: Sequence[float]) -> str:
-    """Bars of equal width from the lowest to the highest reward; nothing when all are equal or none
-    is known."""
+    """Bars of equal width from the lowest to the highest reward; nothing if all are equal."""
     finite = [reward for reward in rewards if math.isfinite(reward)]
     if not finite or min(finite) == max(finite):
         return ""

@@ -75,8 +75,7 @@ def sizes(spread: Spread, difference: float, siblings: Sequence[int] = SIBLINGS)
 
 
 def detectable(spread: Spread, num_examples: int, siblings: int) -> tuple[float, float]:
-    """The smallest differences that ``num_examples`` show, as ``sizes``: when the examples pair
-    well, and when not."""
+    """The smallest differences that ``num_examples`` show, as ``sizes``: paired well, and not."""
     low, high = (_smallest(sd, num_examples) for sd in spread.of_differences(siblings))
     return low, high
 

@@ -149,8 +149,7 @@ def pass_all_k(n: int, correct: int, k: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PassRates:
-    """pass@k and pass^k of a run by ``str(k)``, and a 95 % interval (low, high) of each; empty
-    if there are none."""
+    """pass@k and pass^k of a run by ``str(k)``, with 95 % intervals (low, high); or empty."""
 
     any_of: dict[str, float] = field(default_factory=dict)
     all_of: dict[str, float] = field(default_factory=dict)

@@ -254,8 +254,7 @@ def _content(cell: types.CellType) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _code_hash(code: types.CodeType) -> str:
-    """16 hex digits of the hash of a function's bytecode, constants and names; independent of its
-    file and line."""
+    """16 hex digits of the hash of a function's bytecode, constants and names, not its place."""
     content = repr(_code_content(code)).encode("utf-8", "surrogatepass")
     return hashlib.sha256(content).hexdigest()[:16]
 

@@ -373,8 +373,7 @@ def stored_run(
 def _is_same_run(
     stored: Mapping[str, Any], new_fingerprint: str, new_config: Mapping[str, Any]
 ) -> bool:
-    """Whether a run of ``new_config`` may resume a stored run; older versions are compared by what
-    they stored."""
+    """Whether a run of ``new_config`` may resume a stored run, older ones by what they stored."""
     if stored["fingerprint"] == new_fingerprint:
         return True
     is_untouched = bool(stored["fingerprint"] == fingerprint(stored["config"]))

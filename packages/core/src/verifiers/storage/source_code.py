@@ -76,8 +76,7 @@ def _names_of_values(module: str) -> Iterator[str]:
 
 
 def _imported_names(module: str, path: Path) -> Iterator[str]:
-    """The modules that the source of a module names in imports, with their packages; further names
-    may be none."""
+    """The modules that a module's source imports, with their packages; some may be other names."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     try:
         stat = path.stat()

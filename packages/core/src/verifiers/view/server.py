@@ -98,8 +98,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def open_browser(url: str) -> bool:
-    """Open ``url`` in a graphical browser; false where there is none (a text browser would take
-    over the terminal)."""
+    """Open ``url`` in a graphical browser; false without one: a text browser needs the terminal."""
     has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if sys.platform.startswith("linux") and not has_screen:
         return False

@@ -37,8 +37,7 @@ class Paid:
 
     @property
     def is_policy(self) -> bool:
-        """Whether a model could reply so without solving the task: it is not the task, and needs no
-        right answer."""
+        """Whether a model could reply so unsolved: it is not the task, and needs no answer."""
         return not self.is_task and self.family not in NEED_THE_ANSWER
 
 

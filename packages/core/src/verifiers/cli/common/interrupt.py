@@ -53,12 +53,9 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            signals = [
-                n
-                for n in (signal.SIGINT, signal.SIGTERM)
-                if signal.getsignal(n) is not signal.SIG_IGN
-            ]
-            self._before = {number: signal.signal(number, self._handle) for number in signals}
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:

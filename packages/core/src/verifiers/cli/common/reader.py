@@ -330,15 +330,11 @@ class Fields:
             key = assignment.path[-1]
             name = self.aliases.get(key, key)
             if name not in self.hints:
-                problems.append(
-                    assignment.problem(
-                        unknown_key(key, section, (*self.hints, *self.aliases, *also))
-                    )
-                )
+                choices = (*self.hints, *self.aliases, *also)
+                problems.append(assignment.problem(unknown_key(key, section, choices)))
             elif name in values:
-                problems.append(
-                    assignment.problem(f"{key!r} in {section} repeats {name!r}; give one of them")
-                )
+                repeated = f"{key!r} in {section} repeats {name!r}"
+                problems.append(assignment.problem(f"{repeated}; give one of them"))
             else:
                 try:
                     values[name] = accept(assignment, self.hints[name])

@@ -343,8 +343,7 @@ class EvalSettings:
         return self.shuffle_seed if self.shuffle or stops_early else None
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling arguments of the run; a setting of None is omitted, so the server's default
-        applies."""
+        """The sampling arguments of the run; None is left out, so the server's default applies."""
         explicit = {"max_tokens": self.max_tokens, "temperature": self.temperature}
         return {
             **{name: value for name, value in explicit.items() if value is not None},

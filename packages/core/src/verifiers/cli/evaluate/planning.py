@@ -249,8 +249,7 @@ def load(env_id: str, settings: EvalSettings) -> Environment:
 
 
 def prepare(evaluation: Evaluation, env: Environment, choice: Choice) -> Prepared:
-    """Read the data, check the rubric and name the directory; sends and writes nothing. *Raises*
-    ``UsageError``."""
+    """Read the data, check the rubric, name the directory; writes nothing. *Raises* UsageError."""
     check_formats(evaluation.settings.export)
     plan = _plan(env, evaluation.settings)
     prepared = Prepared(evaluation, env, choice, len(plan), len(plan.examples))
@@ -269,8 +268,7 @@ def _plan(env: Environment, settings: EvalSettings) -> Plan:
 
 
 def from_run(settings: EvalSettings, explicit: Mapping[str, Any]) -> EvalSettings:
-    """Settings with the model and counts stored in the run of ``--resume PATH``, where ``explicit``
-    has none."""
+    """Settings with model and counts of the run of ``--resume``, unless ``explicit`` has them."""
     if not settings.resume:
         return settings
     stored = read_config(settings.resume)
