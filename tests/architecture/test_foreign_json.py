@@ -21,6 +21,7 @@ USERS = {
     "verifiers/cli/audit.py",
     "verifiers/cli/evaluate/options.py",
     "verifiers/cli/serve_env.py",
+    "verifiers_integrations/common.py",
     "verifiers_integrations/parquet.py",
     "verifiers_integrations/skyrl.py",
     "verifiers_integrations/tinker/cookbook.py",
@@ -38,9 +39,8 @@ OURS = {
     "verifiers/data/tool_schema.py",  # the decoder, whose call is after ``check_values``
     "verifiers/runtime/decoding.py",
     "verifiers/runtime/processes.py",
-    "verifiers/sandbox/backends/bubblewrap.py",
-    "verifiers/sandbox/backends/sandlock.py",
     "verifiers/sandbox/host/sandlock_supervisor.py",
+    "verifiers/sandbox/host/session.py",
     "verifiers/sandbox/host/zygotes.py",
     "verifiers/testing/connection.py",
     "verifiers/testing/server.py",

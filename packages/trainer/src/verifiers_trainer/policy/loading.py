@@ -66,9 +66,10 @@ def get_model(
         model, _ = builtin_models.load_smollm2(**kwargs)
     else:
         _require_folder(model_name)
-        options = {**builtin_models.SAFE, **kwargs}
         try:
-            model = AutoModelForCausalLM.from_pretrained(model_name, **options)
+            model = AutoModelForCausalLM.from_pretrained(
+                model_name, **{**builtin_models.SAFE, **kwargs}
+            )
         except (OSError, ValueError) as error:
             message = f"cannot load the model {model_name!r}: {_first_line(error)}"
             raise ConfigError(message, model=model_name) from error
