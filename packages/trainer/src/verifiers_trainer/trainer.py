@@ -658,7 +658,7 @@ class RLTrainer(HFLoop):
             rows = {"rows": eval_dataset, "prefix": metric_key_prefix}
             return evaluation.evaluate(self.training_run, context, version, count, **rows)
 
-        return self._record_evaluation(self.ranks.share(compute, "the evaluation"))
+        return self._record_evaluation(compute)
 
     def run_evaluation(self, ignore_keys: list[str] | None) -> dict[str, float]:
         """Run the evaluation of ``eval_strategy``; an override of ``evaluate`` runs on rank 0
@@ -670,10 +670,12 @@ class RLTrainer(HFLoop):
             hook: Any = self.evaluate  # an override may take fewer arguments
             return evaluation.numbers_of(subclass_hooks.call(hook, {"ignore_keys": ignore_keys}))
 
-        return self._record_evaluation(self.ranks.share(compute, "the evaluation"))
+        return self._record_evaluation(compute)
 
-    def _record_evaluation(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Write an evaluation's metrics and notify the callbacks, unless already recorded."""
+    def _record_evaluation(self, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Evaluate on rank 0; write the metrics and notify the callbacks, unless already
+        recorded."""
+        metrics: dict[str, float] = self.ranks.share(compute, "the evaluation")
         if self.recorder.record_evaluation(self.state.global_step, metrics):
             self._notify(dict(metrics))
             self.control = self.callback_handler.on_evaluate(

@@ -432,19 +432,8 @@ class _Reader:
             )
 
 
-FLAGS = (
-    "output-dir",
-    "resume",
-    "fresh",
-    "tmux",
-    "cwd",
-    "dry-run",
-    "dump-config",
-    "json",
-    "verbose",
-    "quiet",
-    "version",
-    "help",
+FLAGS = tuple(
+    "output-dir resume fresh tmux cwd dry-run dump-config json verbose quiet version help".split()
 )
 """Options of the command, for suggestions."""
 

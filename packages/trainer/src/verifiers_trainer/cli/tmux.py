@@ -31,12 +31,8 @@ def start(
             "--tmux needs tmux, which is not on the path: install it, or leave --tmux out"
         )
     tmux = ["tmux", "-L", name]
-    if (
-        subprocess.run(
-            [*tmux, "has-session", "-t", name], capture_output=True, check=False
-        ).returncode
-        == 0
-    ):
+    asked = subprocess.run([*tmux, "has-session", "-t", name], capture_output=True, check=False)
+    if asked.returncode == 0:
         raise ConfigError(
             f"there is a tmux session {name}: end it (tmux -L {name} kill-server), or give --tmux"
             " OTHER"
@@ -45,19 +41,8 @@ def start(
     if server_log is not None:
         panes.append(shlex.join(["tail", "-n", "+1", "-F", str(server_log.absolute())]))
     command = [*tmux, "start-server", ";", "set-option", "-g", "remain-on-exit", "on", ";"]
-    command += [
-        "new-session",
-        "-d",
-        "-s",
-        name,
-        "-x",
-        "200",
-        "-y",
-        "50",
-        "-c",
-        str(Path.cwd()),
-        panes[0],
-    ]
+    size = ["-x", "200", "-y", "50"]
+    command += ["new-session", "-d", "-s", name, *size, "-c", str(Path.cwd()), panes[0]]
     for pane in panes[1:]:
         command += [";", "split-window", "-d", "-v", "-t", name, "-c", str(Path.cwd()), pane]
     started = subprocess.run(
