@@ -8,6 +8,7 @@ import pytest
 
 from support import ranks_work
 from support.ranks import on_ranks, results
+from support.training_child import child_context
 from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.packing import pack
 from verifiers_trainer.algorithm.samples import Sample
@@ -27,6 +28,11 @@ def sample(length):
 
 
 RUN = {"deterministic": True, "max_steps": 4, "save_strategy": "no", "max_off_policy_steps": 1}
+
+
+@pytest.fixture(scope="module")
+def children():
+    return child_context()
 
 
 @pytest.fixture

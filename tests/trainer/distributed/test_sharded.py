@@ -19,11 +19,17 @@ from support.embedded import small_model
 from support.fake_vllm import FakeVLLM
 from support.ranks import on_ranks, results
 from support.training import small_policy, small_trainer
+from support.training_child import child_context
 from verifiers.errors import ConfigError
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 RUN = {"deterministic": True, "max_steps": 3, "max_off_policy_steps": 0, "max_grad_norm": 0.01}
+
+
+@pytest.fixture(scope="module")
+def children():
+    return child_context()
 
 
 @pytest.fixture

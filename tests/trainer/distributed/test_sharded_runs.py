@@ -6,6 +6,12 @@ import pytest
 
 from support import split, split_runs
 from support.ranks import on_ranks, results
+from support.training_child import child_context
+
+
+@pytest.fixture(scope="module")
+def children():
+    return child_context()
 
 
 @pytest.fixture
