@@ -39,11 +39,12 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
 def shown_in(notebook):
-    """(source, kinds of what is shown) of the code cells."""
+    """(source, kinds of what is shown) of the code cells. Versions of IPython differ in the order of
+    the kinds of an output."""
     return [
         (
             "".join(cell["source"]),
-            [kind for output in cell["outputs"] for kind in output.get("data", {"stream": ""})],
+            [kind for output in cell["outputs"] for kind in sorted(output.get("data", ["stream"]))],
         )
         for cell in notebook["cells"]
         if cell["cell_type"] == "code"
