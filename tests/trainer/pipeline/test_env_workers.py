@@ -111,16 +111,19 @@ def test_an_environment_made_by_hand_is_refused_before_anything_starts(tmp_path)
 
 
 def test_the_backend_is_the_one_asked_for(game, monkeypatch):
-    from verifiers.runs.workers import opening
+    from verifiers.runs.workers.channels import ProcessChannel
+    from verifiers.runs.workers.ray import RayChannel
 
-    asked = []
+    num_opened = 0
 
-    def opener(backend):
-        asked.append(backend)
-        return opening.ProcessChannel.open
+    async def open_channel():
+        nonlocal num_opened
+        num_opened += 1
+        return await ProcessChannel.open()
 
-    monkeypatch.setattr(opening, "_opener", opener)
-    with pipeline(
-        Policy(), game, num_env_workers=1, env_worker_backend="ray", max_off_policy_steps=0
-    ):
-        assert asked == ["ray"]
+    monkeypatch.setattr(RayChannel, "open", open_channel)
+    for backend in ("process", "ray"):
+        with pipeline(
+            Policy(), game, num_env_workers=1, env_worker_backend=backend, max_off_policy_steps=0
+        ):
+            assert num_opened == (backend == "ray")

@@ -204,11 +204,11 @@ def _step(
     weights = step_weights(
         samples, settings.aggregation, max_len=settings.max_completion_len or settings.max_seq_len
     )
-    longest = max((sample.num_tokens for sample in samples), default=1)
-    # a batch for a service sets micro_batch_tokens: it has no device
-    of_device = ROW_TOKENS_CPU if settings.use_cpu else ROW_TOKENS
-    bound = min(of_device, settings.micro_batch_size * settings.max_seq_len)
-    max_tokens = max(longest, settings.micro_batch_tokens or bound)
+    max_tokens = settings.micro_batch_tokens
+    if not max_tokens:  # a batch for a service sets it: it has no device
+        of_device = ROW_TOKENS_CPU if settings.use_cpu else ROW_TOKENS
+        max_tokens = min(of_device, settings.micro_batch_size * settings.max_seq_len)
+    max_tokens = max(max_tokens, *(sample.num_tokens for sample in samples), 1)
     rows_R = pack(
         samples,
         weights.weights,

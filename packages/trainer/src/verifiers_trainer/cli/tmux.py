@@ -31,8 +31,8 @@ def start(
             "--tmux needs tmux, which is not on the path: install it, or leave --tmux out"
         )
     tmux = ["tmux", "-L", name]
-    asked = subprocess.run([*tmux, "has-session", "-t", name], capture_output=True, check=False)
-    if asked.returncode == 0:
+    session = subprocess.run([*tmux, "has-session", "-t", name], capture_output=True, check=False)
+    if session.returncode == 0:
         raise ConfigError(
             f"there is a tmux session {name}: end it (tmux -L {name} kill-server), or give --tmux"
             " OTHER"
