@@ -44,7 +44,7 @@ NAMED_BY_DATA = {
 OFFENDERS: dict[str, int] = {}
 """File -> calls that hide which module of the project is meant. None may be added."""
 LARGE = {
-    "verifiers/environments/base.py": 870,
+    "verifiers/environments/base.py": 859,
     "verifiers/results/outputs.py": 526,
     "verifiers/rubrics/rubric.py": 526,
 }
