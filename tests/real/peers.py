@@ -27,6 +27,8 @@ CORE, AGENTS, INTEGRATIONS, SANDBOXES, TRAINER = (
     for name in ("core", "agents", "integrations", "sandboxes", "trainer")
 )
 ENVIRONMENTS = tuple(REPOSITORY / "packages/envs" / name for name in ("reverse-text", "tool-test"))
+# `run.py setup` installs uv there if the machine has none
+os.environ["PATH"] += f"{os.pathsep}{REPOSITORY / '.venv/bin'}"
 SHELL_TASKS = REPOSITORY / "packages/envs/shell-tasks"
 SORT = REPOSITORY / "packages/envs/alphabet-sort"
 WIKI = REPOSITORY / "packages/envs/wiki-search"
