@@ -4,7 +4,7 @@ A changed Python file touches the tests that reach it by imports, those inside f
 of ``vf.NAME`` included, and those in the folder that has its folder's name. A test reaches a module
 too when it has its dotted name, its command (``vf-eval``) or its environment (``reverse-text``) as
 a string, since processes are started by these. Any other file of a package or of ``tests`` touches
-what stands beside it; a file at the top touches everything. The selection is for the time before a
+what stands beside it; the changelog touches nothing, any other file at the top everything. The selection is for the time before a
 commit: what is imported by a computed name escapes it, and CI runs everything.
 """
 
@@ -26,6 +26,7 @@ BASES = (
     *ROOT.glob("packages/envs/*/src"),
     *ROOT.glob("packages/envs/*"),
 )
+CHANGELOG = {ROOT / "CHANGELOG.md", ROOT / "changes"}
 WORDS = re.compile(r"[\w.-]+")
 
 
@@ -159,6 +160,8 @@ def tests_of(
             )
         )
     for path in set(changed) - set(python):
+        if path in CHANGELOG or CHANGELOG & set(path.parents):
+            continue  # no test reads it
         folder = next(
             (base for base in path.parents if base in BASES or base == ROOT / "docs"), None
         )

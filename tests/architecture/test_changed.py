@@ -91,6 +91,11 @@ def test_a_file_at_the_top_touches_everything(chosen):
     assert len(chosen("pyproject.toml")) > 200
 
 
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "changes/a-new-flag.added.md"])
+def test_the_changelog_touches_nothing_but_the_architecture(chosen, name):
+    assert {Path(test).parent.name for test in chosen(name)} == {"architecture"}
+
+
 def test_every_module_has_tests(graph):
     """Also those that are started by a computed name: by the folder of the same name."""
     files, importers = graph

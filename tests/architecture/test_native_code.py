@@ -1,7 +1,6 @@
-"""Native code imports what it uses by an import statement, and a file of the kernel holds one
-subject.
+"""Native code imports what it uses by an import statement.
 
-Both lists of exceptions shrink: an entry that is no longer needed fails until it is taken out.
+The list of exceptions shrinks: an entry that is no longer needed fails until it is taken out.
 """
 
 import ast
@@ -9,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from architecture.test_budget import BUDGET, num_lines, sources
-from support.import_graph import AGENTS, CORE, INTEGRATIONS, REPOSITORY, SANDBOXES, TRAINER
+from support.import_graph import AGENTS, CORE, INTEGRATIONS, SANDBOXES, TRAINER
 
 LOADERS = {"import_module", "load"}
 """Functions of ``importlib`` and ``compat`` that take names of modules, or tables of them."""
@@ -43,13 +41,6 @@ NAMED_BY_DATA = {
 """File -> calls whose module is known only while it runs, or on first use of a lazy name."""
 OFFENDERS: dict[str, int] = {}
 """File -> calls that hide which module of the project is meant. None may be added."""
-LARGE = {
-    "verifiers/environments/base.py": 859,
-    "verifiers/results/outputs.py": 526,
-    "verifiers/rubrics/rubric.py": 526,
-}
-"""File of the kernel -> its lines, above ``MAX_LINES``. They may only fall."""
-MAX_LINES = 515
 
 
 def product_files() -> list[Path]:
@@ -133,20 +124,3 @@ def test_an_import_by_string_would_be_found(source):
 
 def test_a_method_of_the_same_name_is_no_import():
     assert imports_by_string("import json\njson.load(open('f'))\nsource.local.load()") == []
-
-
-def test_no_file_of_the_kernel_is_large():
-    kernel = {
-        path
-        for pattern in BUDGET["kernel-files"]
-        for path in sources(REPOSITORY, f"packages/core/src/{pattern}")
-    }
-    large = {name_of(path): count for path in kernel if (count := num_lines([path])) > MAX_LINES}
-    wrong = [
-        f"{name} has {count} lines, of at most {LARGE.get(name, MAX_LINES)}: give its second"
-        " subject a file of its own"
-        for name, count in large.items()
-        if count > LARGE.get(name, MAX_LINES)
-    ]
-    wrong += [f"{name} is small enough; take it out of the list" for name in LARGE.keys() - large]
-    assert wrong == []
