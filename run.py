@@ -11,7 +11,8 @@ Both set up what they need: a virtual environment in ``.venv``, the versions of 
 workspace's packages editable. ``python3 run.py setup`` does only that, and names the programs of
 the system that are missing; ``setup --system`` installs those too (as root, with apt-get), and
 nothing else is installed outside this folder. ``python3 run.py check`` runs linters, types and
-layers, and prints the statements per layer beside the last release. Further arguments go to the command (``vf-train quickstart``, ``pytest``).
+layers, and prints the statements per layer beside the last release. Further arguments go to the
+command (``vf-train quickstart``, ``pytest``).
 
 torch is the one package that is not taken from the lock as it stands: its default wheels for Linux
 carry 3 GB of CUDA libraries. A machine with an NVIDIA driver gets those; any other gets the CPU

@@ -4,8 +4,8 @@ A changed Python file touches the tests that reach it by imports, those inside f
 of ``vf.NAME`` included, and those in the folder that has its folder's name. A test reaches a module
 too when it has its dotted name, its command (``vf-eval``) or its environment (``reverse-text``) as
 a string, since processes are started by these. Any other file of a package or of ``tests`` touches
-what stands beside it; the changelog touches nothing, any other file at the top everything. The selection is for the time before a
-commit: what is imported by a computed name escapes it, and CI runs everything.
+what stands beside it; the changelog touches nothing, any other file at the top everything. The
+selection is for the time before a commit: what is imported by a computed name escapes it, and CI runs everything.
 """
 
 from __future__ import annotations
