@@ -6,7 +6,8 @@
 ``commands.md`` is the ``--help`` output of every command, ``settings.md`` the fields of a training
 run and of an evaluation with their docstrings, ``python.md`` the classes and functions that users
 call, each with its parameters, an example and its methods, ``modules.md`` the first line of every
-module and of every public name. The full docstrings are on the built site (``docs/conf.py``).
+module and of every public name, ``record.md`` the fields of a rollout, of which ``typed_fields.py``
+tells type checkers. The full docstrings are on the built site (``docs/conf.py``).
 """
 
 from __future__ import annotations
@@ -194,6 +195,127 @@ def _documented(module: Any, cls: str) -> Iterator[tuple[str, str]]:
                 else ""
             )
             yield node.target.id, _cell(str(text))
+
+
+# --- the record -----------------------------------------------------------------------------------
+
+
+def _record() -> Iterator[tuple[Any, str, str]]:
+    """Yield (field, type of its saved value, meaning) of a rollout and its row, in saved order."""
+    module = importlib.import_module("verifiers.rollouts.rollout")
+    facts: dict[str, tuple[str, str]] = {}
+    for cls in ("RolloutInput", "Rollout"):
+        facts |= _annotated(module, cls)
+    every = {field.attribute: field for field in (*module.SAVED.values(), *module.FIELDS.values())}
+    for attribute, field in every.items():
+        kind, meaning = facts[attribute]
+        yield field, field.saved.type or kind, meaning
+
+
+def _annotated(module: Any, cls: str) -> dict[str, tuple[str, str]]:
+    """Attribute -> (the type in its ``Annotated``, docstring) of attributes and properties."""
+    source = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    body = next(
+        node for node in source.body if isinstance(node, ast.ClassDef) and node.name == cls
+    ).body
+    facts = {}
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name, hint = node.target.id, node.annotation
+            docstring = after.value.value if isinstance(after, ast.Expr) else ""
+        elif isinstance(node, ast.FunctionDef) and node.returns is not None:
+            name, hint, docstring = node.name, node.returns, ast.get_docstring(node) or ""
+        else:
+            continue
+        if isinstance(hint, ast.Subscript) and ast.unparse(hint.value) == "Annotated":
+            facts.setdefault(name, (ast.unparse(hint.slice.elts[0]), " ".join(docstring.split())))
+    return facts
+
+
+WHEN = {"always": "always", "if set": "where it says something", "if asked": "if asked for"}
+
+
+def record() -> str:
+    """The fields of a rollout under all of their names."""
+    rows = [
+        (
+            f"`{field.name}`" if field.saved.when in WHEN else "",
+            _cell(f"`{kind}`"),
+            WHEN.get(field.saved.when, "never"),
+            f"`{field.key}`" if field.key else "",
+            f"`{field.column}`" if field.saved.when in WHEN else "",
+            _cell(meaning),
+        )
+        for field, kind, meaning in _record()
+    ]
+    return "\n".join(
+        [
+            "# The record of a rollout\n" + HEAD,
+            "What a saved rollout holds, and what the same value is called for authors"
+            ' (`state["…"]`) and in results (`results["…"]`). Metrics are also at the top level of'
+            " a saved rollout, and so are state columns that a run asks for (`-C`). A field is"
+            " declared on its line in `verifiers/rollouts/rollout.py`; this page, files, exports and"
+            " types follow from it.\n",
+            _rows(
+                ("saved as", "type", "saved", "key of a state", "column of results", "meaning"),
+                rows,
+            ),
+        ]
+    )
+
+
+TYPED_HEAD = '''"""The types of a rollout's fields, for type checkers: generated from their declaration in
+``rollouts.rollout`` by ``python docs/reference_pages.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+if TYPE_CHECKING:
+    from verifiers.rollouts.error_info import ErrorInfo
+    from verifiers.rollouts.transcript import Transcript
+    from verifiers.rollouts.values import Timing
+'''
+
+
+def typed_fields() -> str:
+    """The module that tells a type checker the fields of saved rollouts, results and states."""
+    saved, columns = [], []
+    for field, kind, _ in _record():
+        if field.saved.when in WHEN:
+            saved.append(f"    {field.name}: {kind}")
+            if field.name != "metrics" and field.saved.when == "always":
+                names = dict.fromkeys((field.column, field.name))
+                columns += [f"    {name}: list[{kind}]" for name in names]
+    module = importlib.import_module("verifiers.rollouts.rollout")
+    types = _annotated(module, "Rollout")
+    keys = [(field.key, types[name][0]) for name, field in module.FIELDS.items() if field.key]
+    lines = [
+        TYPED_HEAD,
+        "",
+        "class SavedFields:",
+        '    """The fields of a saved rollout."""\n',
+        *saved,
+        "\n",
+        "class ResultColumns:",
+        '    """The columns of results, one value per rollout."""\n',
+        *columns,
+        "    metrics: dict[str, list[float]]",
+        "\n",
+        "class StateKeys:",
+        '    """The reserved keys of a state."""\n',
+        "    if TYPE_CHECKING:",
+    ]
+    for key, kind in [*keys, ("", "Any")]:
+        literal = f'Literal["{key}"]' if key else "str"
+        lines += [
+            "",
+            "        @overload",
+            f"        def __getitem__(self, key: {literal}, /) -> {kind}: ...",
+        ]
+    lines += ["", "        def __getitem__(self, key: str, /) -> Any: ..."]
+    return "\n".join(lines) + "\n"
 
 
 # --- classes and functions ------------------------------------------------------------------------
@@ -471,6 +593,8 @@ PAGES = {
     "settings.md": settings,
     "python.md": python,
     "modules.md": modules,
+    "record.md": record,
+    "../../packages/core/src/verifiers/rollouts/typed_fields.py": typed_fields,
 }
 
 

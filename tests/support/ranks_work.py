@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 
 from support.training import metrics_of, run, small_trainer, toy_env, weights_hash
 from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.status import Status
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.distributed.ranks import Ranks
@@ -211,7 +212,7 @@ def group(index: int, lengths: list[int]) -> Group:
     for number, length in enumerate(lengths):
         ids = np.random.default_rng([index, number]).integers(5, 40, length + 3)
         turn = Turn(ids[:3], ids[3:], np.full(length, -3.6), 0, False)
-        records.append(Rollout((turn,), float(number % 2), {}, None, "stop"))
+        records.append(Rollout((turn,), float(number % 2), {}, Status("stop")))
     return Group(index, index, tuple(records))
 
 

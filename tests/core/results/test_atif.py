@@ -18,6 +18,7 @@ from verifiers.errors import JournalError
 from verifiers.results import rows
 from verifiers.results.atif import read_trajectory, to_trajectory
 from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.status import Status
 from verifiers.rollouts.transcript import Transcript
 from verifiers.runs.rescoring import rescore
 from verifiers.runtime import bounded
@@ -98,8 +99,10 @@ def rollouts(draw):
         Transcript(made),
         draw(NUMBER),
         {"m": 0.5, "n": math.nan},
-        draw(st.sampled_from([None, "ToolCallError: no"])),
-        draw(st.sampled_from([None, "max_turns_reached"])),
+        Status(
+            draw(st.sampled_from([None, "max_turns_reached"])),
+            draw(st.sampled_from([None, "ToolCallError: no"])),
+        ),
         row={"prompt": prompt, "answer": draw(st.sampled_from(["5", None, 5])), "info": {"k": [1]}},
         completion=completion,
         tool_defs=draw(st.sampled_from([None, [], [vf.Tool("add")]])),

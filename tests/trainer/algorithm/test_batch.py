@@ -11,6 +11,7 @@ import verifiers as vf
 from support.pipeline import pipeline_config
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import TrajectoryStep
+from verifiers.rollouts.status import Status
 from verifiers.rollouts.turn import Turn
 from verifiers.types import ResponseTokens
 from verifiers_trainer.algorithm.batch import Group, build
@@ -26,7 +27,7 @@ def record(reward, tokens=3, prompt=2, version=0, error=None, truncated=False, m
         np.arange(prompt) + 1, np.arange(tokens) + 10, np.full(tokens, -0.5), version, truncated
     )
     turns = (turn,) if tokens else ()
-    return Rollout(turns, reward, metrics or {}, error, "stop", truncated)
+    return Rollout(turns, reward, metrics or {}, Status("stop", error, truncated))
 
 
 def group(*rewards, index=0, **fields):

@@ -16,6 +16,7 @@ import torch
 
 from verifiers.errors import ConfigError
 from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.status import Status
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.algorithm.losses import LossInput, Objective, distill, resolve_loss, sft
@@ -41,7 +42,7 @@ def rollout(completion, reward=math.nan, error=None, version=0):
     turn = Turn(
         np.array(PROMPT), np.array(completion), np.full(len(completion), -1.0, np.float32), version
     )
-    return Rollout((turn,), reward, error=error)
+    return Rollout((turn,), reward, status=Status(error=error))
 
 
 def settings(**options):

@@ -21,6 +21,7 @@ from support.training import (
 )
 from verifiers.errors import ConfigError, TooManyFaults
 from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.status import Status
 from verifiers.rollouts.turn import Turn
 from verifiers.testing import FakeServer, ScriptedClient
 from verifiers_trainer.algorithm.batch import Group, build
@@ -41,7 +42,7 @@ def record(reward, turn_rewards=(), turns=2, **metrics):
     made = [turn(3 + 10 * n) for n in range(turns)]
     for played_turn, env_reward in zip(made, turn_rewards, strict=False):
         played_turn.env_reward = env_reward
-    return Rollout(made, reward, metrics, None, "stop")
+    return Rollout(made, reward, metrics, Status("stop"))
 
 
 def config(**settings):
@@ -442,7 +443,7 @@ def test_a_rollout_to_which_the_environment_gave_none_is_refused(missing):
 def test_a_rollout_that_failed_or_has_no_reward_needs_none():
     group = supplied(0.5, None, -0.5, math.nan)
     unknown = replace(group.rollouts[1], reward=math.nan)
-    failed = replace(group.rollouts[3], error="ScoringError: no baseline")
+    failed = replace(group.rollouts[3], status=Status(error="ScoringError: no baseline"))
     group = replace(group, rollouts=(group.rollouts[0], unknown, group.rollouts[2], failed))
     batch = build([group], [], config(advantage="environment", min_group_fraction=0.5))
     np.testing.assert_array_equal(batch.advantages_G[0], [0.5, math.nan, -0.5, math.nan])

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.status import Status
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.algorithm.losses import (
@@ -109,7 +110,7 @@ def turns_of(played):
 
 def recorded(played):
     error = "ModelError: the server is gone" if math.isnan(played.reward) else None
-    return Rollout(turns_of(played), played.reward, {}, error, "stop", played.truncated)
+    return Rollout(turns_of(played), played.reward, {}, Status("stop", error, played.truncated))
 
 
 def groups():

@@ -11,6 +11,7 @@ import torch
 from support.pipeline import pipeline_config
 from support.training import letter_tasks, metrics_of, pair, run, small_policy, small_trainer
 from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.status import Status
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.algorithm.group import apply_length_rules
@@ -35,7 +36,9 @@ def rollout(rewards, order="ab", error=None, sizes=3, turn_rewards=()):
     for turn, env_reward in zip(turns, turn_rewards, strict=False):
         turn.env_reward = env_reward
     of_roles = {role: rewards[role] for role in dict.fromkeys(order)}
-    return Rollout(turns, rewards.get("a", 0.0), of_roles, error, "stop", role_rewards=of_roles)
+    return Rollout(
+        turns, rewards.get("a", 0.0), of_roles, Status("stop", error), role_rewards=of_roles
+    )
 
 
 def trained(batch):
@@ -129,7 +132,7 @@ def test_credit_per_turn_adds_the_rewards_of_the_role_s_own_turns():
 
 
 def test_length_rules_apply_to_the_role_whose_turns_break_them():
-    cut = replace(rollout({"a": 1.0, "b": 1.0}, "abab"), is_truncated=True)
+    cut = replace(rollout({"a": 1.0, "b": 1.0}, "abab"), status=Status("stop", is_truncated=True))
     cut.turns[1].is_truncated = True
     ruled = apply_length_rules(cut, pipeline_config(zero_truncated_completions=True))
     assert ruled.role_rewards == {"a": 1.0, "b": 0.0}
@@ -234,7 +237,7 @@ def test_attempts_at_an_easy_task_are_not_preferred_to_those_at_a_hard_one():
             turns.append(
                 Turn([2, 5], [B + 10 * len(rollouts) + number], np.full(1, -0.5), 0, role=role)
             )
-        rollouts.append(Rollout(turns, 0.0, rewards, None, "stop", role_rewards=rewards))
+        rollouts.append(Rollout(turns, 0.0, rewards, Status("stop"), role_rewards=rewards))
     advantages = dict(trained(batch_of(*rollouts)))
     centre = {
         role: np.mean([attempt_made.role_rewards[role] for attempt_made in rollouts])

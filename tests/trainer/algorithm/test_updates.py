@@ -25,6 +25,7 @@ from support.training import (
     weights_hash,
 )
 from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.status import Status
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.advantages import compute_advantages
 from verifiers_trainer.algorithm.batch import Group, build
@@ -40,7 +41,7 @@ def rollout(reward, tokens=3, turns=1):
         Turn(np.arange(2) + 1, np.arange(tokens) + 10, np.full(tokens, -0.5), 0, False)
         for _ in range(turns)
     )
-    return Rollout(made, reward, {}, None, "stop")
+    return Rollout(made, reward, {}, Status("stop"))
 
 
 def groups_of(count, rewards=(0.0, 1.0, 0.0, 1.0)):
@@ -562,7 +563,7 @@ def test_counts_of_groups_and_alarms_are_of_the_whole_batch(tmp_path):
     assert batch.stats["groups/live"] == 1
     assert [step.stats["groups/live"] for step in batch.steps] == [1, 0, 0, 0]
     assert [step.stats["groups/dead"] for step in batch.steps] == [0, 0, 0, 0]
-    failed = replace(rollout(math.nan), error="ModelError: gone")
+    failed = replace(rollout(math.nan), status=Status(error="ModelError: gone"))
     many = [
         Group(n, n, (*(rollout(float(m % 2)) for m in range(5)), *[failed] * (n == 0)))
         for n in range(2)

@@ -21,6 +21,7 @@ from support.training import (
 )
 from verifiers.errors import ConfigError, DatasetError, RunMismatch
 from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.status import Status
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED
 from verifiers_trainer.pipeline.offline import imitated, read_groups
@@ -88,7 +89,7 @@ def rollout(ids, reward, error=None, cut=False):
     turn = Turn(
         np.array([1, 2, 3]), np.array(ids), np.zeros(len(ids), np.float32), NOT_SAMPLED, cut
     )
-    return Rollout((turn,), reward, error=error, is_truncated=cut)
+    return Rollout((turn,), reward, status=Status(error=error, is_truncated=cut))
 
 
 ONE = [

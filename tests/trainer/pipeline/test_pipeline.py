@@ -41,6 +41,7 @@ from verifiers.errors import (
     TooManyFaults,
 )
 from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.status import Status
 from verifiers.runs.rollout import RunContext
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.pipeline import health, saved_state
@@ -50,7 +51,7 @@ from verifiers_trainer.pipeline.pipeline import Pipeline
 from verifiers_trainer.pipeline.schedule import Signal, Solved
 from verifiers_trainer.pipeline.thread import PipelineThread
 
-RECORD = Rollout((), 0.0, {}, None, "stop")
+RECORD = Rollout((), 0.0, {}, Status("stop"))
 
 
 def eventually(condition, timeout_s=5.0):

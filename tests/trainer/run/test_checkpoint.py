@@ -17,6 +17,7 @@ import torch
 from support.training import run, small_trainer, toy_env, weights_hash
 from verifiers.errors import CheckpointError, RunMismatch
 from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.status import Status
 from verifiers.rollouts.turn import Turn
 from verifiers.runtime import failpoints
 from verifiers_trainer.algorithm.batch import Group
@@ -415,9 +416,19 @@ def test_pending_rollouts_come_back_as_they_were(tmp_path):
     turn = Turn([1, 2], [3, 4, 5], np.float32([-0.1, -1e-7, -30.25]), version=np.int32([3, 3, 4]))
     row = {"prompt": [{"role": "user", "content": "\ud800\u2028 0"}], "answer": object()}
     unknown = Rollout(
-        (turn,), float("nan"), {"f": float("nan")}, "ModelError: x", None, False, row, []
+        (turn,),
+        float("nan"),
+        {"f": float("nan")},
+        Status(error="ModelError: x"),
+        row,
+        [],
     )
-    scored = Rollout((Turn([1], [2], [-0.5], 7),), 0.1 + 0.2, {"f": 1e-300}, None, "stop", True)
+    scored = Rollout(
+        (Turn([1], [2], [-0.5], 7),),
+        0.1 + 0.2,
+        {"f": 1e-300},
+        Status("stop", is_truncated=True),
+    )
     ready, discarded = [Group(6, 11, (unknown, scored))], [Group(5, 10, (scored,))]
     state = PipelineState(9, 4, 8, ready=ready, discarded=discarded, requeue=[7, 8])
     save_pipeline(tmp_path, state, 4, {"loss": "cispo"})

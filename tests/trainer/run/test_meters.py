@@ -9,6 +9,7 @@ import torch
 from support.pipeline import pipeline_config
 from verifiers.errors import ConfigError, TooManyFaults
 from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.status import Status
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
@@ -145,7 +146,9 @@ def test_a_wrong_temperature_is_found_below_the_noise_of_half_precision(temperat
 
 
 def group_of(*records):
-    return Group(0, 5, tuple(Rollout((), reward, {}, error) for reward, error in records))
+    return Group(
+        0, 5, tuple(Rollout((), reward, {}, Status(error=error)) for reward, error in records)
+    )
 
 
 def test_a_rollout_that_has_a_reward_has_not_failed():
@@ -239,7 +242,7 @@ def test_the_share_of_a_devices_peak():
 
 def test_batches_without_signal_are_said_at_growing_intervals_and_their_end_is_said_too(caplog):
     meter = SignalMeter(pipeline_config(), Signal())
-    same = Group(0, 0, tuple(Rollout((), 1.0, {}, None, "stop") for _ in range(2)))
+    same = Group(0, 0, tuple(Rollout((), 1.0, {}, Status("stop")) for _ in range(2)))
     meter.note_nothing([same])
     meter.note_batch([same])
     assert len(caplog.records) == 1

@@ -29,6 +29,7 @@ from verifiers.checks.audit.profile import write_useful
 from verifiers.checks.audit.report import RowProfile
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.status import Status
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.algorithm.group import apply_length_rules
@@ -226,7 +227,7 @@ def turn(prompt, sampled):
 
 
 def record(reward, *turns):
-    return Rollout(turns, reward, {}, None, "stop")
+    return Rollout(turns, reward, {}, Status("stop"))
 
 
 def group_of_lengths(*turns_of):

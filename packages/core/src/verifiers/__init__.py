@@ -42,9 +42,10 @@ _MODULES: dict[str, str] = {
     ),
     "rollouts.state": "State",
     "rollouts.steps": "TrajectoryStep TrajectoryStepTokens",
-    "rollouts.rollout": "Timing",
+    "rollouts.rollout": "RolloutInput",
+    "rollouts.values": "Timing",
     "rollouts.error_info": "ErrorInfo",
-    "results.rows": "RolloutInput RolloutOutput",
+    "results.rows": "RolloutOutput",
     "rubrics.scoring": "RolloutScore RolloutScores",
     "results": (
         "GenerateOutputs GenerateMetadata make_dataset load_results print_prompt_completions_sample"

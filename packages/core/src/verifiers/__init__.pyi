@@ -109,12 +109,13 @@ from verifiers.results import (
     make_dataset,
     print_prompt_completions_sample,
 )
-from verifiers.results.rows import RolloutInput, RolloutOutput
+from verifiers.results.rows import RolloutOutput
 from verifiers.rollouts.author_code import advantage, cleanup, metric, reward, setup, stop, teardown
 from verifiers.rollouts.error_info import ErrorInfo
-from verifiers.rollouts.rollout import Timing
+from verifiers.rollouts.rollout import RolloutInput
 from verifiers.rollouts.state import State
 from verifiers.rollouts.steps import TrajectoryStep, TrajectoryStepTokens
+from verifiers.rollouts.values import Timing
 from verifiers.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, ToolRubric
 from verifiers.rubrics.scoring import RolloutScore, RolloutScores
 from verifiers.runtime.logs import log_level, quiet_verifiers, setup_logging

@@ -61,6 +61,12 @@ def normalize_messages(value: object, message_type: str = "chat") -> Messages:
     return _normalize_text(value) if message_type == "completion" else normalize_chat(value)
 
 
+def saved_messages(value: Any) -> Messages:
+    """The messages (or text) of a saved rollout; text stays text."""
+    messages: Messages = normalize_chat(value) if isinstance(value, list) else value
+    return messages
+
+
 def normalize_chat(value: object) -> list[Message]:
     """``normalize_messages`` in chat mode."""
     if isinstance(value, (list, tuple)):

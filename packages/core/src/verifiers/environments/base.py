@@ -729,7 +729,7 @@ class Environment(Identified):
             ),
         )
         if truncated:
-            state.record.is_truncated = True
+            state.record.status = state.record.status.cut()
         self._count_usage(state, response)
         state.counted.clear()
         counts = state.record.usage

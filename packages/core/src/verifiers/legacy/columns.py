@@ -8,7 +8,7 @@ from typing import Any
 
 from verifiers.errors import ConfigError
 from verifiers.results.outputs import COLUMNS
-from verifiers.results.rows import FIELDS, RolloutOutput
+from verifiers.results.rows import ALWAYS, RolloutOutput
 from verifiers.results.run_metadata import FACTS, GenerateMetadata
 from verifiers.rollouts.state import State
 
@@ -41,7 +41,7 @@ def results_of_columns(
         raise ConfigError(f"the columns of GenerateOutputs have different lengths: {sizes}")
     rows = []
     for index in range(max(lengths.values(), default=0)):
-        row = RolloutOutput(dict.fromkeys(FIELDS) | {"example_id": index, "info": {}})
+        row = RolloutOutput(dict.fromkeys(ALWAYS) | {"example_id": index, "info": {}})
         row.update((name, values[index]) for name, values in column_values.items())
         row["metrics"] = {name: values[index] for name, values in measured.items()}
         row.update((name, value) for name, value in row["metrics"].items() if name not in row)

@@ -31,7 +31,7 @@ ADAPTED = {
     "environments.base": "verifiers.legacy.classes:adapt_environments",
     "environments.tool": "verifiers.legacy.classes:adapt_tool_environments",
     "environments.group_rubric": "verifiers.legacy.scoring:adapt_group_rubric",
-    "rollouts.rollout": "verifiers.legacy.timing:adapt_timing",
+    "rollouts.values": "verifiers.legacy.timing:adapt_timing",
     "rollouts.state": "verifiers.legacy.awaited:finish_states",
     "results.outputs": "verifiers.legacy.awaited:finish_results",
     "results.rows": "verifiers.legacy.timing:adapt_rows",

@@ -253,7 +253,7 @@ class GenerateOutputsBuilder:
     def add_outputs(self, new_outputs: Iterable[RolloutOutput]) -> None:
         """Add finished rollouts; missing fields become None."""
         self.outputs += [
-            RolloutOutput(dict.fromkeys(native.FIELDS) | {"metrics": {}} | row)
+            RolloutOutput(dict.fromkeys(native.ALWAYS) | {"metrics": {}} | row)
             for row in new_outputs
         ]
 

@@ -25,8 +25,8 @@ from verifiers.errors import ConfigError, ScoringError
 from verifiers.legacy.awaited import Finished
 from verifiers.legacy.classes import add_methods, add_properties
 from verifiers.rollouts.author_code import maybe_await
-from verifiers.rollouts.rollout import number
 from verifiers.rollouts.state import State
+from verifiers.rollouts.values import number
 from verifiers.rubrics.arguments import SINGULAR, rollout_value
 from verifiers.rubrics.rubric import Handler, Rubric
 from verifiers.rubrics.scoring import RolloutScore, RolloutScores, each, leave_unscored

@@ -18,7 +18,8 @@ from verifiers.data.messages import field, message_text
 from verifiers.data.tool_schema import defined_name
 from verifiers.parsers.parser import is_plain
 from verifiers.rollouts.error_info import ErrorInfo
-from verifiers.rollouts.rollout import Rollout, number
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.values import number
 
 FIRST = 8
 """Rollouts after which a run looks for the first time."""

@@ -13,12 +13,14 @@ import msgspec
 from verifiers.data.messages import field, message_text
 from verifiers.results.rows import row_from_disk
 from verifiers.rollouts.error_info import ErrorInfo
-from verifiers.rollouts.rollout import number
+from verifiers.rollouts.rollout import SAVED
+from verifiers.rollouts.values import number
 from verifiers.runtime.json import decode_row
 
+DECLARED_NUMBERS = [name for name, field in SAVED.items() if field.saved.index == "number"]
+DECLARED_NAMES = [name for name, field in SAVED.items() if field.saved.index == "name"]
 NUMBERS = (
-    "reward",
-    "advantage",
+    *DECLARED_NUMBERS,
     "turns",
     "input_tokens",
     "output_tokens",
@@ -29,7 +31,7 @@ NUMBERS = (
     "trained",
 )
 """Numeric columns; an unknown value is NaN."""
-NAMES = ("error", "stop_condition", "task")
+NAMES = tuple(DECLARED_NAMES)
 """Columns of names; None when absent. ``error`` is the class of a rollout's error."""
 INNER_NAMES = ("cause", "served")
 """Columns of names for the statistics: the innermost exception of an error and where it was raised;
@@ -50,18 +52,12 @@ class _Timing(msgspec.Struct, gc=False):
     total_ms: float | None = None
 
 
-class _Head(msgspec.Struct, gc=False):
-    """The indexed fields of a saved rollout; the other fields of its line are skipped without being
-    decoded."""
+class _Measured(msgspec.Struct, gc=False):
+    """The fields of a saved rollout of which an index keeps something else than the value."""
 
     example_id: Any = None
     metrics: dict[str, float | None] | None = None
     completion: list[_Message] | str | None = None
-    reward: float | None = None
-    advantage: float | None = None
-    error: Any = None
-    stop_condition: str | None = None
-    task: Any = None
     timing: _Timing | None = None
     token_usage: dict[str, float | None] | None = None
     completion_tokens: float | None = None
@@ -73,6 +69,17 @@ class _Head(msgspec.Struct, gc=False):
     served_models: list[str] | None = None
 
 
+_Head = msgspec.defstruct(
+    "_Head",
+    [
+        *((name, float | None, None) for name in DECLARED_NUMBERS),
+        *((name, Any, None) for name in DECLARED_NAMES),
+    ],
+    bases=(_Measured,),
+    gc=False,
+)
+"""The indexed fields of a saved rollout; the other fields of its line are skipped without being
+decoded."""
 _DECODER = msgspec.json.Decoder(_Head)
 
 
@@ -95,7 +102,7 @@ def head_values(body: bytes, metric_names: Sequence[str]) -> tuple[Any, ...]:
     *Raises* LookupError, TypeError, ValueError or AttributeError if it is no saved rollout.
     """
     try:
-        head: _Head | None = _DECODER.decode(body)
+        head: Any = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError):  # unusual types, surrogates
         head = None
     if head is None or (head.metrics is None and (metric_names or head.completion is None)):
@@ -103,17 +110,16 @@ def head_values(body: bytes, metric_names: Sequence[str]) -> tuple[Any, ...]:
     return _values_of(head)
 
 
-def _values_of(head: _Head) -> tuple[Any, ...]:
+def _values_of(head: Any) -> tuple[Any, ...]:
     usage = head.token_usage or {}
     turns, chars = _measure(head.completion)
-    error = cause = None
+    cause, names = None, {name: _text(getattr(head, name)) for name in DECLARED_NAMES}
     if head.error is not None:
         failure = ErrorInfo.of(head.error)
-        error = failure.get("error") or "unknown"
+        names["error"] = failure.get("error") or "unknown"
         cause = f"{failure.cause} in {failure.get('where')}"
     return (
-        number(head.reward),
-        head.advantage,
+        *(number(getattr(head, name)) for name in DECLARED_NUMBERS),
         turns,
         usage.get("input_tokens", usage.get("prompt_tokens")),
         usage.get("output_tokens", usage.get("completion_tokens", head.completion_tokens)),
@@ -122,9 +128,7 @@ def _values_of(head: _Head) -> tuple[Any, ...]:
         head.sibling,
         head.attempts,
         head.trained,
-        error,
-        head.stop_condition,
-        head.task if type(head.task) is str else None,
+        *names.values(),
         cause,
         "\n".join(head.served_models or ()) if head.completion else None,
         head.example_id,
@@ -161,7 +165,7 @@ def _measure(completion: object) -> tuple[int, int]:
     return turns, chars
 
 
-def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> _Head:
+def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> Any:
     """The head of a saved rollout of any version, by complete decoding."""
     output = row_from_disk(row, metric_names)
     completion = output["completion"]
@@ -169,16 +173,13 @@ def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> _Head:
         completion = [
             _Message(role=field(m, "role"), content=field(m, "content")) for m in completion
         ]
-    stop, usage = output["stop_condition"], row.get("token_usage")
+    usage = row.get("token_usage")
     return _Head(
+        **{name: number(row.get(name)) for name in DECLARED_NUMBERS},
+        **{name: output.get(name) for name in DECLARED_NAMES},
         example_id=output["example_id"],
         metrics={name: number(value) for name, value in output["metrics"].items()},
         completion=completion,
-        reward=number(output["reward"]),
-        advantage=number(row.get("advantage")),
-        error=output["error"],
-        stop_condition=None if stop is None else str(stop),
-        task=row.get("task"),
         timing=_Timing(number((output["timing"] or {}).get("total_ms"))),
         token_usage=(
             {name: number(value) for name, value in usage.items()}

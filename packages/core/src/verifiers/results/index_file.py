@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 
 from verifiers.results.columns import smallest
+from verifiers.results.heads import VALUES
 from verifiers.results.index import RowIndex
 from verifiers.runtime.bounded import MAX_ROW_BYTES, open_file, read_file
 from verifiers.runtime.failpoints import failpoint
@@ -36,7 +37,7 @@ from verifiers.storage.files import write_all
 
 INDEX_NAME = "results.index"
 KEY_NAME = "index.key"
-_FORMAT = b"results.index 4"
+_FORMAT = f"results.index 5 {' '.join(VALUES)}".encode()
 """Changes with what a part holds; the seals of another format do not fit."""
 _HEAD = struct.Struct(">QQ32s")
 """Before each part: the end of what it covers in the journal, the part's size, and its seal."""

@@ -19,6 +19,7 @@ from verifiers.results.comparison import DETECT, Comparison, Measured, compare_r
 from verifiers.results.export import average_rewards, rows_to_dataset, save, trajectories
 from verifiers.results.notebook import results_html
 from verifiers.results.rows import (
+    ALWAYS,
     RolloutOutput,
     content_hash,
     example_key,
@@ -36,26 +37,12 @@ from verifiers.results.run_metadata import (
     unscored_by_function,
 )
 from verifiers.rollouts.error_info import ErrorInfo
+from verifiers.rollouts.rollout import SAVED
 from verifiers.rollouts.state import State
+from verifiers.rollouts.typed_fields import ResultColumns
 from verifiers.runtime.suggest import check_keywords
 
-COLUMNS = {
-    "prompts": "prompt",
-    "completions": "completion",
-    "rewards": "reward",
-    "states": "state",
-    "answers": "answer",
-    "infos": "info",
-    "tasks": "task",
-    "example_ids": "example_id",
-    "errors": "error",
-    "stop_conditions": "stop_condition",
-    "is_truncated": "is_truncated",
-    "advantages": "advantage",
-    "timings": "timing",
-    "is_completed": "is_completed",
-    "token_usages": "token_usage",
-}
+COLUMNS = {SAVED[name].column: name for name in ALWAYS if name != "metrics"} | {"states": "state"}
 """Column name -> field of a rollout; both names read the column."""
 DATASET_COLUMNS = (
     "example_id prompt completion answer task info reward average_reward metrics error".split()
@@ -63,7 +50,7 @@ DATASET_COLUMNS = (
 _BY_FIELD = {field: column for column, field in COLUMNS.items()}
 
 
-class GenerateOutputs:
+class GenerateOutputs(ResultColumns):
     """The results of a run. Columns are plain lists, one item per rollout; unknown rewards are NaN.
 
     Args:
@@ -77,37 +64,6 @@ class GenerateOutputs:
     >>> rewards == results["rewards"] == results.reward, len(results), results.metadata.model
     (True, 1, 'm')
     """
-
-    if TYPE_CHECKING:  # the columns, by the names of COLUMNS and of the fields they list
-        prompts: list[Any]
-        prompt: list[Any]
-        completions: list[Any]
-        completion: list[Any]
-        rewards: list[float]
-        reward: list[float]
-        states: list[State]
-        state: list[State]
-        answers: list[Any]
-        answer: list[Any]
-        infos: list[dict[str, Any]]
-        info: list[dict[str, Any]]
-        tasks: list[str]
-        task: list[str]
-        example_ids: list[Any]
-        example_id: list[Any]
-        errors: list[ErrorInfo | None]
-        error: list[ErrorInfo | None]
-        stop_conditions: list[str | None]
-        stop_condition: list[str | None]
-        is_truncated: list[bool]
-        is_completed: list[bool]
-        advantages: list[float]
-        advantage: list[float]
-        timings: list[dict[str, float]]
-        timing: list[dict[str, float]]
-        token_usages: list[dict[str, int] | None]
-        token_usage: list[dict[str, int] | None]
-        metrics: dict[str, list[float]]
 
     def __init__(
         self,

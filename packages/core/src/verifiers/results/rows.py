@@ -11,15 +11,19 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
 from verifiers import compat
-from verifiers.data.messages import normalize_messages
 from verifiers.errors import JournalError
-from verifiers.rollouts.error_info import ErrorInfo
-from verifiers.rollouts.rollout import Rollout, number, times_of, transcript_of
+from verifiers.rollouts.rollout import (
+    SAVED,
+    Rollout,
+    read_fields,
+    transcript_of,
+)
 from verifiers.rollouts.state import State
 from verifiers.rollouts.transcript import Transcript
+from verifiers.rollouts.typed_fields import SavedFields
 from verifiers.rollouts.views import plain
 from verifiers.rubrics.advantages import centered_advantages
 from verifiers.runtime.json import canonical_json, decode_row, encode_row
@@ -27,30 +31,17 @@ from verifiers.runtime.redaction import redacted_column
 from verifiers.storage.configurations import rollout_key
 from verifiers.types import AttributeDict
 
-FIELDS = (
-    "example_id prompt completion answer task info reward advantage metrics error is_completed"
-    " is_truncated stop_condition timing token_usage tool_defs"
-).split()
+FIELDS = frozenset(SAVED) - {"trajectory"}
+"""Fields of a saved rollout, without its turns, which are a state column."""
+ALWAYS = tuple(name for name, field in SAVED.items() if field.saved.when == "always")
+"""Those that every saved rollout has."""
 DISK_FIELDS = ("rollout_key", "example_hash", "sibling", "attempts")
 RENAMED_METRICS = compat.METRICS
 """Metric names of older versions, on reading."""
 
 
-class RolloutInput(TypedDict, total=False):
-    """A dataset row as the input of a rollout; further columns are allowed.
-
-    >>> row: vf.RolloutInput = {"prompt": [vf.UserMessage("2 + 2")], "answer": "4", "info": {"level": 1}}
-    """
-
-    prompt: Any
-    answer: Any
-    task: str
-    info: dict[str, Any]
-    example_id: int
-
-
-class RolloutOutput(AttributeDict):
-    """A finished rollout: the fields ``FIELDS``, each metric by name, and the requested state
+class RolloutOutput(AttributeDict, SavedFields):
+    """A finished rollout: the fields of ``SavedFields``, each metric by name, and the requested state
     columns.
 
     >>> from verifiers.testing import ScriptedClient
@@ -58,24 +49,6 @@ class RolloutOutput(AttributeDict):
     >>> row["completion"], row.stop_condition, row.error
     ([{'role': 'assistant', 'content': '2'}], 'max_turns_reached', None)
     """
-
-    if TYPE_CHECKING:
-        example_id: Any
-        prompt: Any
-        completion: Any
-        answer: Any
-        task: str
-        info: dict[str, Any]
-        reward: float
-        advantage: float | None
-        metrics: dict[str, float]
-        error: ErrorInfo | None
-        is_completed: bool
-        is_truncated: bool
-        stop_condition: str | None
-        timing: dict[str, float]
-        token_usage: dict[str, int] | None
-        tool_defs: list[Any] | None
 
 
 def state_to_output(state: State, state_columns: Sequence[str] | None = None) -> RolloutOutput:
@@ -114,25 +87,22 @@ def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> R
     """
     if row.keys().isdisjoint(("prompt", "completion", "reward")):
         raise KeyError("prompt, completion or reward")
-    output = RolloutOutput(dict.fromkeys(FIELDS) | dict(row))
     metrics = row.get("metrics")
     if not isinstance(metrics, Mapping):
         metrics = {name: row[name] for name in metric_names if name in row}
     renamed = {} if "rollout_key" in row else RENAMED_METRICS
-    output["metrics"] = {renamed.get(name, name): number(value) for name, value in metrics.items()}
+    values = {
+        **row,
+        "metrics": {renamed.get(name, name): value for name, value in metrics.items()},
+        "timing": saved_times(row),
+    }
+    output = RolloutOutput({**dict.fromkeys(ALWAYS), "reward": math.nan, "info": {}, **row})
+    output.update(read_fields(values))
     for old in renamed:
         output.pop(old, None)
     for name in metrics:
         if name not in FIELDS:
             output.pop(name, None)
-    output["reward"] = number(row.get("reward"))
-    for name in ("prompt", "completion"):
-        if isinstance(output[name], list):
-            output[name] = normalize_messages(output[name])
-    if output["error"] is not None:
-        output["error"] = ErrorInfo.of(output["error"])
-    output["timing"] = times_of(saved_times(row))
-    output["info"] = {} if output["info"] is None else output["info"]
     if isinstance(output.get("trajectory"), list):
         output["trajectory"] = transcript_of(output)
     return _with_flat_metrics(output)

@@ -77,16 +77,15 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
                 if await _take_turn(env, state, limits):
                     reason = StopReason.FINAL_RESPONSE.value
                     break
-            state.record.stop = reason
+            state.record.status = state.record.status.stopped(reason)
     except OverlongPromptError:
-        state["prompt_too_long"], state.record.stop = True, StopReason.PROMPT_TOO_LONG.value
+        state["prompt_too_long"] = True
+        state.record.status = state.record.status.stopped(StopReason.PROMPT_TOO_LONG.value)
     except BaseException as error:
         if ends_the_run(error):
             raise
-        state.record.error = (
-            error if isinstance(error, RolloutError) else fault("the rollout", error)
-        )
-        state.record.stop = StopReason.ERROR.value
+        failure = error if isinstance(error, RolloutError) else fault("the rollout", error)
+        state.record.status = state.record.status.failed(failure)
     finally:
         await clean_up(env, state)
     conclude(state, started)
@@ -216,16 +215,19 @@ class _Limits(Deadline):
         return None
 
     def _record(self, expired: BaseException) -> None:
-        self.state.record.stop = StopReason.TIMEOUT.value
-        if self.is_run_limit:
-            awaited = self.state.waiting_for or "the environment"
-            self.state.record.error = RolloutTimeout(
-                f"the rollout was stopped after {self.limit_s:g} s while waiting for {awaited};"
-                " raise rollout_timeout_s (vf-eval: --timeout) if it needs longer",
-                waiting_for=awaited,
-                elapsed_s=self.limit_s,
-            )
-            self.state.record.error.__cause__ = expired
+        record, timeout = self.state.record, StopReason.TIMEOUT.value
+        if not self.is_run_limit:
+            record.status = record.status.stopped(timeout)
+            return
+        awaited = self.state.waiting_for or "the environment"
+        error = RolloutTimeout(
+            f"the rollout was stopped after {self.limit_s:g} s while waiting for {awaited};"
+            " raise rollout_timeout_s (vf-eval: --timeout) if it needs longer",
+            waiting_for=awaited,
+            elapsed_s=self.limit_s,
+        )
+        error.__cause__ = expired
+        record.status = record.status.failed(error, timeout)
 
 
 async def set_up(env: RolloutEnvironment, state: State) -> None:
@@ -320,8 +322,7 @@ def conclude(state: State, started: float) -> None:
     for turn in rollout.transcript.turns:
         turn.settle()
     rollout.timing["generation_ms"] = 1000 * (time.perf_counter() - started)
-    rollout.is_completed = True
-    rollout.is_truncated = rollout.is_truncated or StopReason.truncates(rollout.stop)
+    rollout.status = rollout.status.finished()
     error = rollout.error
     # author code may assign any value
     if error is not None and not isinstance(error, RolloutError):

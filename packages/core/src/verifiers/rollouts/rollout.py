@@ -15,95 +15,179 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
-import numpy as np
-
-from verifiers.data.messages import normalize_messages
+from verifiers.data.messages import saved_messages
+from verifiers.rollouts.declaration import Saved, declared, values_to_save
 from verifiers.rollouts.error_info import ErrorInfo
+from verifiers.rollouts.status import Status
 from verifiers.rollouts.transcript import Transcript
 from verifiers.rollouts.turn import Turn
-from verifiers.types import AttributeDict, StopReason
-
-INPUT_COLUMNS: Mapping[str, Any] = {
-    "prompt": [],
-    "answer": "",
-    "task": "default",
-    "info": {},
-    "example_id": 0,
-}
-"""Columns that every row has, with their defaults."""
+from verifiers.rollouts.values import Timing, number, numbers
+from verifiers.types import StopReason
 
 
-class Timing(AttributeDict):
-    """Where a rollout's time went, in milliseconds, and when it began (epoch seconds).
+def _error(value: Any) -> ErrorInfo | None:
+    return None if value is None else ErrorInfo.of(value)
 
-    >>> timing = vf.Timing(model_ms=12.5)
-    >>> timing.model_ms, timing["total_ms"]
-    (12.5, 0.0)
+
+def _dict(value: Mapping[str, Any] | None) -> dict[str, Any]:
+    return dict(value or {})
+
+
+class RolloutInput(TypedDict, total=False):
+    """A dataset row as the input of a rollout; further columns are allowed.
+
+    >>> row: vf.RolloutInput = {"prompt": [vf.UserMessage("2 + 2")], "answer": "4", "info": {"level": 1}}
     """
 
-    _ZERO = dict.fromkeys(
-        (
-            "setup_ms generation_ms model_ms env_ms scoring_ms total_ms overhead_ms start_time"
-        ).split(),
-        0.0,
-    )
+    prompt: Annotated[Any, Saved(default=list, read=saved_messages, column="prompts")]
+    """Messages, or text in completion mode."""
+    answer: Annotated[Any, Saved(default=str, column="answers")]
+    """The right answer, for the rubric."""
+    task: Annotated[str, Saved(default=lambda: "default", column="tasks", index="name")]
+    """The environment of a group that it belongs to, or a name of one's own."""
+    info: Annotated[
+        dict[str, Any],
+        Saved(default=dict, read=lambda info: {} if info is None else info, column="infos"),
+    ]
+    """Whatever else the environment needs of the example."""
+    example_id: Annotated[Any, Saved(default=int, column="example_ids")]
+    """Which example of the dataset."""
 
-    def __init__(self, **times: float):
-        dict.__init__(self, self._ZERO, **times)
+
+ROW = declared(RolloutInput)
+"""The columns that every row has."""
+_ROW_DEFAULTS = {name: column.saved.default for name, column in ROW.items() if column.saved.default}
+INPUT_COLUMNS: Mapping[str, Any] = {name: make() for name, make in _ROW_DEFAULTS.items()}
+"""Columns that every row has, with their defaults."""
 
 
 @dataclass(slots=True)
 class Rollout:
     """A rollout. Example, of one turn::
 
-    Rollout([Turn([1, 15], [7, 2], [-0.1, -0.7])], reward=1.0, metrics={"exact_match": 1.0},
-            stop="max_turns_reached")
+        Rollout([Turn([1, 15], [7, 2], [-0.1, -0.7])], reward=1.0, metrics={"exact_match": 1.0},
+                status=Status("max_turns_reached", is_completed=True))
+
+    A field is declared on its line alone (``Saved``): its names, its JSON, what sees it.
     """
 
-    transcript: Transcript = field(default_factory=Transcript)
+    transcript: Annotated[
+        Transcript, Saved(name="trajectory", key="trajectory", when="if asked")
+    ] = field(default_factory=Transcript)
     """Every model call, in order."""
-    reward: float = None  # type: ignore[assignment]  # before it is scored
+    reward: Annotated[
+        float,
+        Saved(write=number, read=number, column="rewards", index="number"),
+    ] = None  # type: ignore[assignment]  # before it is scored
     """NaN when unknown; None before scoring."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    error: Any = None
-    """What ended it: the exception while it runs, ``ErrorInfo`` once it is finished."""
-    stop: str | None = None
-    """A ``StopReason``, or the name of an author's stop condition."""
-    is_truncated: bool = False
-    """Whether a limit of tokens or time cut it."""
+    metrics: Annotated[dict[str, float], Saved(write=dict, read=numbers)] = field(
+        default_factory=dict
+    )
+    """The value of each reward and metric function, by name; NaN when unknown."""
+    status: Status = field(default_factory=Status)
+    """How it ended; ``stop``, ``error``, ``is_truncated`` and ``is_completed`` are its views."""
     row: dict[str, Any] = field(default_factory=dict)
     """The dataset's columns; always with ``INPUT_COLUMNS``."""
-    completion: Any = None
+    completion: Annotated[Any, Saved(read=saved_messages, column="completions")] = None
     """Messages (or text) after the row's prompt."""
-    advantage: float | None = None
+    advantage: Annotated[float | None, Saved(column="advantages", index="number")] = None
     """As the rubric computed it over the group: by its ``@advantage`` method, else reward minus
     mean. None before."""
-    role_rewards: dict[str, float] = field(default_factory=dict)
+    role_rewards: Annotated[dict[str, float], Saved(when="if set", key=None, read=numbers)] = field(
+        default_factory=dict
+    )
     """The reward of each role that took a turn to train, NaN when unknown; empty if roles have
     none of their own."""
-    turn_sum: str = ""
+    turn_sum: Annotated[str, Saved(when="if set", key=None, read=lambda name: name or "")] = ""
     """The metric of the reward that is the sum of its turns' rewards, so that credit per turn
     counts them once; empty without a turn's reward."""
-    tool_errors: list[str] = field(default_factory=list)
+    tool_errors: Annotated[
+        list[str], Saved(when="if set", key=None, read=lambda texts: texts or [])
+    ] = field(default_factory=list)
     """Tool and text of each tool call that failed."""
-    is_unparsed: bool | None = None
+    is_unparsed: Annotated[bool | None, Saved(when="if set", key=None)] = None
     """Whether the environment's parser found nothing in it; None if its parser takes any text."""
-    id: str = ""
-    model: str = ""
-    sampling_args: Any = None
-    tool_defs: Any = None
-    is_completed: bool = False
-    timing: Timing = field(default_factory=Timing)
-    usage: dict[str, Any] = field(default_factory=dict)
+    id: Annotated[str, Saved(when="never", key="trajectory_id")] = ""
+    """Of this attempt; another one has another."""
+    model: Annotated[str, Saved(when="never")] = ""
+    """The name that was asked for."""
+    sampling_args: Annotated[Any, Saved(when="never")] = None
+    """As sent with every model call."""
+    tool_defs: Annotated[Any, Saved(type="list[Any] | None")] = None
+    """The tools that the model was offered."""
+    timing: Annotated[
+        Timing, Saved(write=Timing.of, read=Timing.of, column="timings", type="dict[str, float]")
+    ] = field(default_factory=Timing)
+    """Where the time went."""
+    usage: Annotated[
+        dict[str, Any],
+        Saved(
+            name="token_usage",
+            key="usage",
+            column="token_usages",
+            write=dict,
+            read=_dict,
+            type="dict[str, int] | None",
+        ),
+    ] = field(default_factory=dict)
+    """Tokens that the server counted."""
 
     def __post_init__(self) -> None:
-        self.row = {**INPUT_COLUMNS, "prompt": [], "info": {}, **self.row}
+        self.row = {name: make() for name, make in _ROW_DEFAULTS.items()} | self.row
         if not isinstance(self.transcript, Transcript):
             self.transcript = Transcript(self.transcript)
         if isinstance(self.error, str):
             self.error = ErrorInfo.of(self.error)
+
+    # --- views of the status
+
+    @property
+    def stop(
+        self,
+    ) -> Annotated[
+        str | None,
+        Saved(name="stop_condition", key="stop_condition", column="stop_conditions", index="name"),
+    ]:
+        """The condition that ended it: a ``StopReason``, or the name of an author's."""
+        return self.status.reason
+
+    @stop.setter
+    def stop(self, reason: str | None) -> None:
+        self.status = replace(self.status, reason=reason)
+
+    @property
+    def error(
+        self,
+    ) -> Annotated[
+        Any,
+        Saved(write=_error, read=_error, column="errors", type="ErrorInfo | None", index="name"),
+    ]:
+        """What ended it: the exception while it runs, ``ErrorInfo`` once it is finished."""
+        return self.status.error
+
+    @error.setter
+    def error(self, error: object) -> None:
+        self.status = replace(self.status, error=error)
+
+    @property
+    def is_truncated(self) -> Annotated[bool, Saved(read=bool)]:
+        """Whether a limit of tokens or time cut it."""
+        return self.status.is_truncated
+
+    @is_truncated.setter
+    def is_truncated(self, is_truncated: bool) -> None:
+        self.status = replace(self.status, is_truncated=is_truncated)
+
+    @property
+    def is_completed(self) -> Annotated[bool, Saved(read=bool)]:
+        """Whether it has ended."""
+        return self.status.is_completed
+
+    @is_completed.setter
+    def is_completed(self, is_completed: bool) -> None:
+        self.status = replace(self.status, is_completed=is_completed)
 
     @property
     def text(self) -> dict[str, Any]:
@@ -144,7 +228,10 @@ class Rollout:
             self,
             transcript=turns,
             reward=self.role_rewards.get(role, math.nan),
-            is_truncated=StopReason.truncates(self.stop) or any(t.is_truncated for t in turns),
+            status=replace(
+                self.status,
+                is_truncated=StopReason.truncates(self.stop) or any(t.is_truncated for t in turns),
+            ),
             advantage=None,
             role_rewards={},
             turn_sum="",
@@ -154,34 +241,12 @@ class Rollout:
 
     def fields(self) -> dict[str, Any]:
         """The fields of a saved rollout, without its turns."""
-        row = self.row
-        return {
-            "example_id": row["example_id"],
-            "prompt": row["prompt"],
-            "completion": self.completion,
-            "answer": row["answer"],
-            "task": row["task"],
-            "info": row["info"],
-            "reward": number(self.reward),
-            "advantage": self.advantage,
-            "metrics": dict(self.metrics),
-            "error": None if self.error is None else ErrorInfo.of(self.error),
-            "is_completed": self.is_completed,
-            "is_truncated": self.is_truncated,
-            "stop_condition": self.stop,
-            "timing": times_of(self.timing),
-            "token_usage": dict(self.usage),
-            "tool_defs": self.tool_defs,
-        }
+        row = {name: self.row[name] for name in _SAVED_COLUMNS}
+        return row | values_to_save(FIELDS, self)
 
     def to_json(self) -> dict[str, Any]:
         """The rollout with its turns, for ``runtime.json.encode_row``; NaN becomes null."""
-        further = {
-            name: getattr(self, name)
-            for name in ("role_rewards", "turn_sum", "is_unparsed", "tool_errors")
-        }
-        saved = self.fields() | {"trajectory": self.transcript.to_json()}
-        return saved | {name: value for name, value in further.items() if value}
+        return self.fields() | {"trajectory": self.transcript.to_json()}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Rollout:
@@ -190,32 +255,35 @@ class Rollout:
         ``advantage`` stays None if it is null: unknown or not computed, which only the whole
         group shows. *Raises* ValueError, KeyError or TypeError for a value of another shape.
         """
-        row = {name: saved[name] for name in INPUT_COLUMNS if name in saved}
-        row["info"] = {} if row.get("info") is None else row["info"]
-        if isinstance(row.get("prompt"), list):
-            row["prompt"] = normalize_messages(row["prompt"])
-        completion, error = saved.get("completion"), saved.get("error")
-        return cls(
+        values = read_fields(saved)
+        rollout = cls(
             transcript=transcript_of(saved),
-            reward=number(saved.get("reward")),
-            metrics={name: number(value) for name, value in (saved.get("metrics") or {}).items()},
-            error=None if error is None else ErrorInfo.of(error),
-            stop=saved.get("stop_condition"),
-            is_truncated=bool(saved.get("is_truncated")),
-            row=row,
-            completion=(
-                normalize_messages(completion) if isinstance(completion, list) else completion
-            ),
-            advantage=saved.get("advantage"),
-            role_rewards={k: number(v) for k, v in (saved.get("role_rewards") or {}).items()},
-            turn_sum=saved.get("turn_sum") or "",
-            is_unparsed=saved.get("is_unparsed"),
-            tool_errors=saved.get("tool_errors") or [],
-            tool_defs=saved.get("tool_defs"),
-            is_completed=bool(saved.get("is_completed")),
-            timing=times_of(saved.get("timing") or {}),
-            usage=dict(saved.get("token_usage") or {}),
+            row={name: values[name] for name in ROW if name in values},
         )
+        for attribute, declaration in FIELDS.items():
+            if declaration.name in values:
+                setattr(rollout, attribute, values[declaration.name])
+        return rollout
+
+
+FIELDS = declared(Rollout)
+"""The declared fields of a rollout itself, by attribute; those of its row are in ``ROW``."""
+SAVED = {
+    column.name: column
+    for column in (ROW["example_id"], *ROW.values(), *FIELDS.values())
+    if column.saved.when != "never"
+}
+"""All fields of a saved rollout, by saved name."""
+_SAVED_COLUMNS = tuple(name for name in SAVED if name in ROW)
+
+
+def read_fields(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the fields that a saved rollout has, but its turns."""
+    return {
+        name: field.saved.read(saved[name])
+        for name, field in SAVED.items()
+        if name in saved and field.saved.when != "if asked"
+    }
 
 
 def transcript_of(saved: Mapping[str, Any]) -> Transcript:
@@ -235,25 +303,6 @@ def transcript_of(saved: Mapping[str, Any]) -> Transcript:
     return transcript
 
 
-LARGEST = 1e19
-"""The largest reward or metric: float32, in which training computes, still holds its square, and
-statistics add up as many as there are."""
-
-
-def number(value: object) -> float:
-    """A number as float; NaN for anything else, and beyond ``LARGEST``."""
-    if isinstance(value, int | float | np.integer | np.floating) and -LARGEST <= value <= LARGEST:
-        return float(value)
-    return math.nan
-
-
 def role_rewards_of(turns: Iterable[Turn], metrics: Mapping[str, float], reward: float) -> Any:
     """The reward of each role among these turns: the metric of its name, else the rollout's."""
     return {turn.role: float(metrics.get(turn.role, reward)) for turn in turns if turn.role}
-
-
-def times_of(times: Mapping[str, float]) -> Timing:
-    """These times alone, without a zero for each that is not among them."""
-    timing = Timing.__new__(Timing)
-    timing.update(times)
-    return timing

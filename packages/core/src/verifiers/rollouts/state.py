@@ -12,31 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 from verifiers.rollouts.error_info import ErrorInfo
-from verifiers.rollouts.rollout import INPUT_COLUMNS, Rollout, Timing, number, role_rewards_of
+from verifiers.rollouts.rollout import FIELDS, INPUT_COLUMNS, Rollout, role_rewards_of
 from verifiers.rollouts.steps import TrajectoryStep, TrajectoryStepTokens
 from verifiers.rollouts.transcript import Transcript
+from verifiers.rollouts.typed_fields import StateKeys
+from verifiers.rollouts.values import Timing, number
 from verifiers.rollouts.views import View
 from verifiers.types import Response, StopReason
 
 __all__ = ["State", "Timing", "TrajectoryStep", "TrajectoryStepTokens"]
 
-_ATTRIBUTES = {
-    "model": "model",
-    "sampling_args": "sampling_args",
-    "tool_defs": "tool_defs",
-    "trajectory": "transcript",
-    "trajectory_id": "id",
-    "completion": "completion",
-    "is_completed": "is_completed",
-    "is_truncated": "is_truncated",
-    "stop_condition": "stop",
-    "error": "error",
-    "reward": "reward",
-    "advantage": "advantage",
-    "metrics": "metrics",
-    "timing": "timing",
-    "usage": "usage",
-}
+_ATTRIBUTES = {field.key: attribute for attribute, field in FIELDS.items() if field.key}
 """Key -> attribute of the rollout."""
 _OF_THE_RUN: Mapping[str, Any] = {
     "client": None,
@@ -47,7 +33,7 @@ _OF_THE_RUN: Mapping[str, Any] = {
 """Reserved keys that the finished rollout lacks, with their defaults."""
 
 
-class State(View):
+class State(StateKeys, View):
     """Everything about one rollout, from its dataset row to its reward. Other keys belong to the
     author.
 
@@ -117,10 +103,11 @@ class State(View):
         """The finished record: with its error as data, and the rewards of roles."""
         record = self.record
         reward = number(None if record.reward is None else float(record.reward))
+        error = None if record.error is None else ErrorInfo.of(record.error)
         return replace(
             record,
             reward=reward,
-            error=None if record.error is None else ErrorInfo.of(record.error),
+            status=replace(record.status, error=error),
             advantage=None if record.advantage is None else float(record.advantage),
             role_rewards=role_rewards_of(record.turns, record.metrics, reward),
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verifiers.rollouts.turn import Turn
+from verifiers.rollouts.turn import TURN_FIELDS, Turn
 from verifiers.rollouts.views import View
 from verifiers.types import Messages, Response, ResponseTokens, float_array
 
@@ -161,7 +161,7 @@ class TrajectoryStep(Turn, View):
     ('hello', None)
     """
 
-    NAMES = tuple("prompt completion response tokens reward advantage is_truncated extras".split())
+    NAMES = ("prompt", "tokens", *(field.key for field in TURN_FIELDS.values() if field.key))
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class TrajectoryStep(Turn, View):
         previous: Turn | None = None,
         **further: object,
     ):
-        dict.__init__(self, further, trajectory_id=trajectory_id)
+        dict.__init__(self, trajectory_id=trajectory_id)
         self.set_prompt(prompt, previous)
         self.completion, self.is_truncated = completion, is_truncated
         self.extras = {} if extras is None else extras
@@ -185,6 +185,8 @@ class TrajectoryStep(Turn, View):
             self.reward = reward
         if advantage is not None:
             self.advantage = advantage
+        for name, value in further.items():
+            self[name] = value
         if tokens is not None:
             self._take_tokens(tokens, previous)
             if isinstance(response, Response) and response.tokens is not None:

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from verifiers.data.messages import normalize_messages
+from verifiers.data.messages import saved_messages
+from verifiers.rollouts.declaration import values_to_save
 from verifiers.rollouts.steps import TrajectoryStep, TrajectoryStepTokens
-from verifiers.rollouts.turn import Turn
+from verifiers.rollouts.turn import TURN_FIELDS, Turn
 from verifiers.types import Immutable, Response
 
 NOT_SAMPLED = -2
@@ -130,15 +131,9 @@ class Transcript(list[Any]):
                 "parent": parent,
                 "shared": 0 if parent is None else turn.num_shared_messages,
                 "prompt": turn.prompt if parent is None else turn.new_prompt,
-                "completion": turn.completion,
                 "tokens": _tokens_to_json(turn, index_of) if turn.has_tokens else None,
-                "reward": turn.reward,
-                "advantage": turn.advantage,
-                "is_truncated": turn.is_truncated,
-                "extras": turn.extras,
+                **values_to_save(TURN_FIELDS, turn),
             }
-            if turn.env_reward is not None:
-                step["env_reward"] = turn.env_reward
             further = dict.items(turn) if isinstance(turn, TrajectoryStep) else ()
             written.append(step | dict(further))
             index_of[id(turn)] = index
@@ -153,11 +148,14 @@ class Transcript(list[Any]):
         transcript = cls()
         for saved in steps:
             fields = {name: saved[name] for name in saved if name not in ("parent", "shared")}
-            for name in ("prompt", "completion"):
-                if isinstance(fields.get(name), list):
-                    fields[name] = normalize_messages(fields[name])
+            fields["prompt"] = saved_messages(fields.get("prompt", ""))
+            hidden: dict[str, Any] = {}  # from authors, who see the reward
+            for attribute, field in TURN_FIELDS.items():
+                if field.name in fields:
+                    value = field.saved.read(fields.pop(field.name))
+                    (fields if field.key else hidden)[field.key or attribute] = value
             tokens, reward = fields.pop("tokens", None), fields.pop("reward", None)
-            env_reward = fields.pop("env_reward", None)
+            env_reward = hidden.pop("env_reward", None)
             if "parent" not in saved:
                 previous = transcript[-1] if transcript else None
                 step = TrajectoryStep(**fields, tokens=tokens, previous=previous)
@@ -170,6 +168,8 @@ class Transcript(list[Any]):
             if reward is not None or "env_reward" in saved:
                 step.env_reward = env_reward
                 step.rollout_reward = reward if env_reward is None else None
+            for attribute, value in hidden.items():
+                setattr(step, attribute, value)
             transcript.append(step)
         return transcript
 

@@ -12,10 +12,12 @@ as dicts.
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from verifiers.data.messages import saved_messages
+from verifiers.rollouts.declaration import Saved, declared
 from verifiers.types import Messages, float_array
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ class Turn:
     version: int | np.ndarray = -1
     """Policy version: one for the turn, or int [C] when weights changed while it was generated;
     -1 = unknown."""
-    is_truncated: bool = False
+    is_truncated: Annotated[bool, Saved()] = False
     """Whether a length limit cut the completion."""
     new_prompt_ids: np.ndarray = _NO_IDS
     """The prompt's token ids after the shared prefix, int32 [P - num_shared]."""
@@ -61,16 +63,17 @@ class Turn:
     message_parent: Turn | None = None
     num_shared_messages: int = 0
     """Leading messages (characters, in completion mode) that are the parent's conversation."""
-    completion: Messages = ""
-    response: Any = None
+    completion: Annotated[Messages, Saved(read=saved_messages)] = ""
+    response: Annotated[Any, Saved(when="never")] = None
     """The ``Response`` without its tokens; not saved."""
 
-    env_reward: float | None = None
+    env_reward: Annotated[float | None, Saved(when="if set", key=None)] = None
     """The environment's reward of the turn; None when it gives none."""
     rollout_reward: float | None = None
     """The reward of the whole rollout, once it is scored."""
-    advantage: float | None = None
-    extras: dict[str, Any]
+    advantage: Annotated[float | None, Saved()] = None
+    extras: Annotated[dict[str, Any], Saved()]
+    """What else the environment stores of the turn."""
 
     _prompt_ids: np.ndarray | None = None
     _prompt: Messages | None = None
@@ -245,7 +248,7 @@ class Turn:
     # --- training
 
     @property
-    def reward(self) -> float | None:
+    def reward(self) -> Annotated[float | None, Saved()]:
         """The environment's reward of the turn, else the rollout's once it is scored."""
         return self.rollout_reward if self.env_reward is None else self.env_reward
 
@@ -264,6 +267,10 @@ class Turn:
     def is_trained(self) -> bool:
         """Whether the turn has tokens, and its environment does not leave it out of training."""
         return self.has_tokens and self.extras.get("is_trained", True) is not False
+
+
+TURN_FIELDS = declared(Turn)
+"""The declared fields of a turn; its prompt and its tokens are stored as what they add."""
 
 
 def _version(version: npt.ArrayLike) -> int | np.ndarray:

@@ -33,8 +33,9 @@ from typing import Any
 import numpy as np
 
 from verifiers.errors import RunError, ScoringError
-from verifiers.rollouts.rollout import LARGEST, Rollout, number
+from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import State
+from verifiers.rollouts.values import LARGEST, number
 from verifiers.rubrics.advantages import centered_advantages
 from verifiers.rubrics.arguments import ArgumentResolver, RewardFunction
 from verifiers.runtime.processes import process_pool

@@ -24,8 +24,8 @@ from verifiers.results import GenerateMetadata, GenerateOutputs, load_results
 from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, content_hash, output_to_state
 from verifiers.results.run_metadata import Measurements
 from verifiers.rollouts.error_info import ErrorInfo
-from verifiers.rollouts.rollout import Timing
 from verifiers.rollouts.state import State
+from verifiers.rollouts.values import Timing
 from verifiers.runs.entry import check_before_run
 from verifiers.runs.options import RunOptions
 from verifiers.runs.plan import Job, Plan

@@ -248,8 +248,8 @@ async def _generate_own_loop(
                 " longer"
             )
             error = RolloutTimeout(text, waiting_for="rollout", elapsed_s=limit_s)
-        state.record.stop = (StopReason.TIMEOUT if scope.expired() else StopReason.ERROR).value
-        state.record.error = error
+        reason = StopReason.TIMEOUT if scope.expired() else StopReason.ERROR
+        state.record.status = state.record.status.failed(error, reason.value)
     finally:
         current_run.reset(token)
     conclude(state, started)

@@ -14,8 +14,8 @@ from typing import Any
 
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
-from verifiers.rollouts.rollout import number
 from verifiers.rollouts.state import State
+from verifiers.rollouts.values import number
 from verifiers.rubrics import Rubric, RubricGroup
 from verifiers_trainer.pipeline import rewards
 from verifiers_trainer.policy import preparation

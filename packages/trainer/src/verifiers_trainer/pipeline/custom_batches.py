@@ -23,6 +23,7 @@ from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import State
+from verifiers.rollouts.status import Status
 from verifiers.rollouts.transcript import Transcript
 from verifiers.rollouts.turn import Turn
 from verifiers.runs.rollout import RunContext
@@ -346,7 +347,7 @@ def _rollout(
     return Rollout(
         Transcript(turns),
         math.nan if reward is None else float(reward),
-        is_truncated=any(turn.is_truncated for turn in turns),
+        status=Status(is_truncated=any(turn.is_truncated for turn in turns)),
         row={"prompt": row.get("prompt", prompt), "answer": row.get("answer", "")},
         completion=completion,
     )

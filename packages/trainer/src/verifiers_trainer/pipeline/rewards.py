@@ -14,8 +14,8 @@ from typing import Any
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import maybe_await
-from verifiers.rollouts.rollout import number
 from verifiers.rollouts.state import State
+from verifiers.rollouts.values import number
 from verifiers.rubrics.scoring import weighted
 from verifiers_trainer.pipeline import subclass_hooks
 

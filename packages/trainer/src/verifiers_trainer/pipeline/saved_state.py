@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.rollouts.error_info import ErrorInfo
-from verifiers.rollouts.rollout import Rollout, number
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.status import Status
 from verifiers.rollouts.transcript import Transcript
 from verifiers.rollouts.turn import Turn
+from verifiers.rollouts.values import number
 from verifiers.runtime.bounded import MAX_ROW_BYTES, read_file
 from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import encode_row
@@ -147,9 +149,7 @@ def _older_rollout(saved: Mapping[str, Any]) -> Rollout:
         turns,
         number(saved["reward"]),
         {name: number(value) for name, value in saved["metrics"].items()},
-        error,
-        saved["stop"],
-        saved["is_truncated"],
+        Status(saved["stop"], error, saved["is_truncated"]),
         {name: text for name, text in saved["text"].items() if name != "completion"},
         saved["text"].get("completion"),
         advantage=saved.get("advantage"),

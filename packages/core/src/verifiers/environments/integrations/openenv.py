@@ -28,8 +28,8 @@ from verifiers.environments.integrations.episodes import add_rows, opened, seed_
 from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
 from verifiers.errors import ConfigError, InfraError
 from verifiers.rollouts.author_code import cleanup, maybe_await, passes
-from verifiers.rollouts.rollout import number
 from verifiers.rollouts.state import State, TrajectoryStep
+from verifiers.rollouts.values import number
 from verifiers.rubrics import Rubric
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, read_chunks
 from verifiers.runtime.decoding import decode_message

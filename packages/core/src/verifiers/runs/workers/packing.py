@@ -9,10 +9,12 @@ from __future__ import annotations
 import pickle
 
 from verifiers.rollouts.error_info import ErrorInfo
+from verifiers.rollouts.rollout import FIELDS
 from verifiers.rollouts.state import State
 from verifiers.runs.workers.messages import portable
 
 PROTOCOL = pickle.HIGHEST_PROTOCOL
+_NOT_IN_STATE = [attribute for attribute, field in FIELDS.items() if field.key is None]
 
 
 def pack_state(state: State) -> bytes:
@@ -23,8 +25,7 @@ def pack_state(state: State) -> bytes:
         "attempts": state.attempts,
         "cleaned_up": state.cleaned_up,
         "saved_columns": state.saved_columns,
-        "is_unparsed": state.record.is_unparsed,
-        "tool_errors": state.record.tool_errors,
+        "record": {name: getattr(state.record, name) for name in _NOT_IN_STATE},
         "recorded": ErrorInfo.of(error) if error is not None else None,
     }
     if isinstance(error, BaseException):
@@ -43,8 +44,8 @@ def unpack_state(packed: bytes) -> State:
     state = State(fields)
     state.attempts, state.cleaned_up = attributes["attempts"], attributes["cleaned_up"]
     state.saved_columns = attributes["saved_columns"]
-    state.record.is_unparsed = attributes["is_unparsed"]
-    state.record.tool_errors = attributes["tool_errors"]
+    for name, value in attributes["record"].items():
+        setattr(state.record, name, value)
     if isinstance(state["error"], BaseException):
         state["error"].recorded = attributes["recorded"]  # type: ignore[attr-defined]  # read by ``rows.ErrorInfo.of``
     return state

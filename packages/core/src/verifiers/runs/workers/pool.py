@@ -42,7 +42,6 @@ from verifiers.runs.workers.messages import (
 )
 from verifiers.runs.workers.packing import unpack_state
 from verifiers.runtime.calls import settle
-from verifiers.types import StopReason
 
 log = logging.getLogger(__name__)
 
@@ -292,7 +291,7 @@ async def _failed(env: RunEnvironment, job: Job, context: RunContext, error: Wor
         dict(job.example.row), context.given_client or context.client, context.model
     )
     state.run, state.seed_key, state.cleaned_up = context, f"{job.example.hash}:{job.sibling}", True
-    state["error"], state["stop_condition"] = error, StopReason.ERROR.value
+    state.record.status = state.record.status.failed(error)
     conclude(state, time.perf_counter())
     leave_unscored([state])
     return state

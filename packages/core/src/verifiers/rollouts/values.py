@@ -1,0 +1,52 @@
+"""The numbers of a rollout: what counts as one, and its times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from verifiers.types import AttributeDict
+
+LARGEST = 1e19
+"""The largest reward or metric: float32, in which training computes, still holds its square, and
+statistics add up as many as there are."""
+
+
+def number(value: object) -> float:
+    """A number as float; NaN for anything else, and beyond ``LARGEST``."""
+    if isinstance(value, int | float | np.integer | np.floating) and -LARGEST <= value <= LARGEST:
+        return float(value)
+    return math.nan
+
+
+def numbers(values: Mapping[str, object] | None) -> dict[str, float]:
+    """The numbers of a mapping, by name."""
+    return {name: number(value) for name, value in (values or {}).items()}
+
+
+class Timing(AttributeDict):
+    """Where a rollout's time went, in milliseconds, and when it began (epoch seconds).
+
+    >>> timing = vf.Timing(model_ms=12.5)
+    >>> timing.model_ms, timing["total_ms"]
+    (12.5, 0.0)
+    """
+
+    _ZERO = dict.fromkeys(
+        (
+            "setup_ms generation_ms model_ms env_ms scoring_ms total_ms overhead_ms start_time"
+        ).split(),
+        0.0,
+    )
+
+    def __init__(self, **times: float):
+        dict.__init__(self, self._ZERO, **times)
+
+    @classmethod
+    def of(cls, times: Mapping[str, float] | None) -> Timing:
+        """These times alone, without a zero for each that is not among them."""
+        timing = cls.__new__(cls)
+        timing.update(times or {})
+        return timing
