@@ -170,6 +170,25 @@ def test_metadata_counts_failures_and_unknown_rewards_apart():
     assert metadata.stop_conditions == {"max_turns_reached": 4}
 
 
+def test_the_summary_says_how_many_examples_are_behind_each_k_and_what_unknown_ones_leave_open():
+    states = [state_of(example, reward) for example in range(3) for reward in (1.0, 0.0)]
+    states[0] = state_of(0, NAN)
+    facts = results_of(states, rollouts_per_example=2).summary()
+    assert facts["pass_at_k_examples"] == {"1": 3, "2": 2}
+    assert (facts["pass_at_k_unknown"], facts["pass_at_k"]["1"]) == (1, pytest.approx(1 / 3))
+    lines = dict(number_lines(facts))
+    assert lines["pass@k"].endswith("(2 of 3 examples)")
+    assert lines["unknown"] == (
+        "1 of 6 rollouts, in no pass@k: 1: 0.333 to 0.500  2: 0.667 to 1.000 were they all"
+        " unsolved, or all solved"
+    )
+    # negative control
+    complete = results_of(states[2:], rollouts_per_example=2).summary()
+    lines = dict(number_lines(complete))
+    assert "examples" not in lines["pass@k"]
+    assert "unknown" not in lines
+
+
 def test_counts_of_tokens_that_are_all_unknown_have_a_mean_of_nothing():
     outputs = results_of(four_states()).outputs
     for output in outputs:

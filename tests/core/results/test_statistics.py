@@ -58,10 +58,118 @@ def test_pass_at_k_equals_counting_all_draws(n, data):
     assert pass_all_k(n, correct, k) == pytest.approx(sum(map(all, draws)) / len(draws))
 
 
-def test_pass_rates_leave_out_examples_with_an_unknown_reward():
-    passed = pass_rates([1, 0, 1, 1, 1, NAN], ["a", "a", "b", "b", "c", "c"], 2)
-    assert passed.any_of == {"1": 0.75, "2": 1.0}
-    assert passed.all_of == {"1": 0.75, "2": 0.5}
+def rates_by_drawing(siblings: list[list[float]], k: int) -> tuple[float, float, int]:
+    """pass@k, pass^k and the number of examples, by drawing each k of the known rollouts."""
+    draws = [
+        list(itertools.combinations(known, k))
+        for known in ([value for value in values if value == value] for values in siblings)
+        if len(known) >= k
+    ]
+    if not draws:
+        return NAN, NAN, 0
+    any_of = [sum(map(any, drawn)) / len(drawn) for drawn in draws]
+    all_of = [sum(map(all, drawn)) / len(drawn) for drawn in draws]
+    return standard.fmean(any_of), standard.fmean(all_of), len(draws)
+
+
+@given(st.lists(st.lists(st.sampled_from([0.0, 1.0, NAN]), min_size=1, max_size=6), max_size=6))
+def test_an_example_counts_with_its_known_rollouts_for_each_k_of_at_most_as_many(siblings):
+    values = [value for values in siblings for value in values]
+    examples = [number for number, values in enumerate(siblings) for _ in values]
+    passed = pass_rates(values, examples, 6)
+    for k in (1, 2, 4, 6):
+        any_of, all_of, num_examples = rates_by_drawing(siblings, k)
+        assert passed.num_examples.get(str(k), 0) == num_examples
+        if num_examples:
+            assert passed.any_of[str(k)] == pytest.approx(any_of)
+            assert passed.all_of[str(k)] == pytest.approx(all_of)
+    if passed.any_of:
+        assert passed.num_unknown == sum(map(math.isnan, values))
+
+
+def test_the_bounds_are_the_rates_with_every_unknown_rollout_unsolved_and_solved():
+    values, examples = [1, NAN, 0, 0, 0, NAN, NAN, NAN], [0, 0, 0, 0, 1, 1, 1, 1]
+    passed = pass_rates(values, examples, 4)
+    for at, value in enumerate((0.0, 1.0)):
+        complete = pass_rates([value if v != v else v for v in values], examples, 4)
+        for k, bounds in passed.any_of_bounds.items():
+            assert bounds[at] == pytest.approx(complete.any_of[k])
+        assert complete.any_of_bounds == {}
+        assert complete.num_unknown == 0
+
+
+def simulated(fails, seed: int, num_examples: int = 100, n: int = 8):
+    """(every outcome, those with NaN where a rollout failed, their examples) of an evaluation;
+    ``fails(p, outcome)``: chance that a rollout fails."""
+    draw = np.random.default_rng(seed)
+    p = draw.beta(0.8, 0.8, num_examples)
+    every = (draw.random((num_examples, n)) < p[:, None]).astype(float)
+    is_failed = draw.random((num_examples, n)) < fails(p[:, None], every)
+    outcomes = np.where(is_failed, NAN, every)
+    return every.reshape(-1), outcomes.reshape(-1), np.repeat(np.arange(num_examples), n)
+
+
+def share_that_holds(fails, k: int, of_complete: bool = False) -> float:
+    """Of 300 simulated evaluations: those whose interval of pass@k holds the truth."""
+    truth = {
+        1: 0.5,
+        2: 1 - 0.8 * 1.8 / (1.6 * 2.6),
+        4: 1 - 0.8 * 1.8 * 2.8 * 3.8 / (1.6 * 2.6 * 3.6 * 4.6),
+    }
+    num_held = 0
+    for seed in range(300):
+        _, outcomes, examples = simulated(fails, seed)
+        if of_complete:
+            is_whole = ~np.isnan(outcomes.reshape(100, 8)).any(1)
+            outcomes, examples = outcomes[np.repeat(is_whole, 8)], examples[np.repeat(is_whole, 8)]
+        low, high = pass_rates(outcomes, examples, 8).any_of_interval[str(k)]
+        num_held += low <= truth[k] <= high
+    return num_held / 300
+
+
+FAILURES = {
+    "none": lambda p, outcome: 0 * p,
+    "at random": lambda p, outcome: 0.05 + 0 * p,
+    "hard examples": lambda p, outcome: 0.3 * (1 - p),
+}
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("kind", FAILURES)
+def test_intervals_of_pass_at_k_hold_the_truth_with_failures_that_depend_on_the_example(kind, k):
+    assert 0.93 <= share_that_holds(FAILURES[kind], k) <= 0.97
+
+
+def test_the_complete_examples_alone_would_not_hold_it():
+    assert share_that_holds(FAILURES["hard examples"], 1, of_complete=True) < 0.3
+
+
+def test_failures_of_wrong_rollouts_alone_are_past_any_estimate_and_inside_the_bounds():
+    def fails(p, outcome):
+        return 0.7 * (1 - outcome)
+
+    assert share_that_holds(fails, 1) < 0.1
+    for seed in range(20):
+        every, outcomes, examples = simulated(fails, seed)
+        truth = pass_rates(every, examples, 8).any_of
+        for k, (low, high) in pass_rates(outcomes, examples, 8).any_of_bounds.items():
+            assert low <= truth[k] <= high
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_the_clustered_error_of_a_mean_holds_the_mean_of_the_rollouts_that_are_known(kind):
+    """Its centre leans towards the examples that fail less: it is the mean over known rollouts."""
+    draw, fails = np.random.default_rng(3), FAILURES[kind]
+    p = draw.beta(0.8, 0.8, 1_000_000)
+    chance_known = 1 - fails(p, None)
+    target = float((p * chance_known).mean() / chance_known.mean())
+    num_held = 0
+    for seed in range(300):
+        _, outcomes, examples = simulated(fails, seed)
+        half = 1.98 * clustered_stderr(outcomes, examples)  # Student's, 99 degrees of freedom
+        num_held += abs(mean(outcomes) - target) <= half
+    assert 0.93 <= num_held / 300 <= 0.97
+    assert (abs(target - 0.5) > 0.03) == (kind == "hard examples")
 
 
 @pytest.mark.parametrize(("n", "ks"), [(6, "1 2 4 6"), (8, "1 2 4 8"), (3, "1 2 3")])
@@ -105,8 +213,8 @@ def test_the_interval_at_no_success_is_wilsons_with_students_quantile():
     assert share_interval([1.0] * 10)[0] == pytest.approx(1 - high)
 
 
-@pytest.mark.parametrize(("rewards", "n"), [([1.0], 1), ([NAN, 1.0], 2), ([], 4)])
-def test_pass_rates_are_empty_without_a_complete_example(rewards, n):
+@pytest.mark.parametrize(("rewards", "n"), [([1.0], 1), ([NAN, NAN], 2), ([], 4)])
+def test_pass_rates_are_empty_for_one_rollout_each_and_without_a_known_one(rewards, n):
     assert pass_rates(rewards, ["a"] * len(rewards), n) == PassRates()
 
 

@@ -3,6 +3,7 @@ survived."""
 
 import json
 import math
+from collections import Counter
 
 import pytest
 
@@ -106,6 +107,25 @@ def test_unknown_rewards_are_counted_and_in_no_mean(tmp_path):
     unknown = sum(len(row["question"]) == 2 for row in rows(8, seed=1))
     assert 0 < unknown < 8
     assert (metrics["eval_num_unscored"], metrics["eval_reward"]) == (unknown, 0.5)
+
+
+def test_the_examples_behind_each_pass_at_k_are_counted(tmp_path):
+    asked = Counter()
+
+    def fails_once(prompt, completion, **_):
+        question = prompt[-1]["content"]
+        asked[question] += 1
+        return None if len(question) == 2 and asked[question] == 1 else 1.0
+
+    trainer = small_trainer(tmp_path, toy_env(fails_once), eval_rollouts_per_example=2)
+    metrics = trainer.evaluate()
+    trainer.close()
+    num_short = len({row["question"] for row in rows(8, seed=1) if len(row["question"]) == 2})
+    num_examples = len({row["question"] for row in rows(8, seed=1)})
+    assert metrics["eval_pass_at_k_unknown"] == num_short
+    assert metrics["eval_pass_at_1_examples"] == num_examples
+    assert 0 < num_examples - metrics["eval_pass_at_2_examples"] <= num_short
+    assert metrics["eval_pass_at_1"] == metrics["eval_pass_at_2"] == 1.0
 
 
 class BrokenEvaluation(vf.SingleTurnEnv):

@@ -132,12 +132,14 @@ def _names_in(mappings: Iterable[Mapping[str, Any]]) -> dict[str, None]:
 class GenerateMetadata(AttributeDict):
     """The facts and the statistics of a run: ``num_rollouts num_errors num_unscored avg_reward
     reward_stderr avg_success success_stderr avg_metrics avg_error stop_conditions pass_at_k
-    pass_at_k_interval pass_all_k usage
+    pass_at_k_interval pass_at_k_examples pass_at_k_unknown pass_at_k_bounds pass_all_k usage
     cost_usd``. ``time_ms``: ``time`` in milliseconds.
 
     ``avg_success`` is the share of solved rollouts, NaN if nothing says what solved means: a
     graded reward, and neither a success metric nor a ``pass_threshold``; pass@k is empty then.
-    Intervals are 95 %, over the examples.
+    Intervals are 95 %, over the examples. An example counts with its known rollouts in each pass@k
+    of at most as many: ``pass_at_k_examples`` are behind each k, ``pass_at_k_unknown`` rollouts are
+    in none, and ``pass_at_k_bounds`` is what is possible were these all unsolved, or all solved.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}], rubric=vf.Rubric([lambda completion: 0.0]))
@@ -190,6 +192,9 @@ class GenerateMetadata(AttributeDict):
         stop_conditions: dict[str, int]
         pass_at_k: dict[str, float]
         pass_at_k_interval: dict[str, tuple[float, float]]
+        pass_at_k_examples: dict[str, int]
+        pass_at_k_unknown: int
+        pass_at_k_bounds: dict[str, tuple[float, float]]
         pass_all_k: dict[str, float]
         usage: dict[str, float]
         cost_usd: float | None
@@ -263,6 +268,9 @@ def _statistics(measured: Measurements, siblings: int, threshold: float | None) 
         },
         "pass_at_k": passed.any_of,
         "pass_at_k_interval": passed.any_of_interval,
+        "pass_at_k_examples": passed.num_examples,
+        "pass_at_k_unknown": passed.num_unknown,
+        "pass_at_k_bounds": passed.any_of_bounds,
         "pass_all_k": passed.all_of,
         "usage": _mean_usage(measured),
     }

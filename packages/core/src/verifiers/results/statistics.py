@@ -5,9 +5,10 @@ NaN is an unknown value: it is skipped, never counted as zero.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -154,6 +155,13 @@ class PassRates:
     any_of: dict[str, float] = field(default_factory=dict)
     all_of: dict[str, float] = field(default_factory=dict)
     any_of_interval: dict[str, tuple[float, float]] = field(default_factory=dict)
+    num_examples: dict[str, int] = field(default_factory=dict)
+    """Examples behind each rate: those with k known rollouts or more."""
+    num_unknown: int = 0
+    """Rollouts of which nothing says whether they solved their example."""
+    any_of_bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """pass@k over all examples, were each unknown rollout unsolved, and were each solved; empty
+    where none is unknown."""
 
 
 def draws(n: int) -> list[int]:
@@ -168,36 +176,60 @@ def draws(n: int) -> list[int]:
 def pass_rates(
     successes: Sequence[float] | np.ndarray, examples: Sequence[Hashable] | np.ndarray, n: int
 ) -> PassRates:
-    """pass@k and pass^k for k = 1, 2, 4, … and ``n``, averaged over the examples whose ``n`` values
-    are all known.
+    """pass@k and pass^k for k = 1, 2, 4, … and ``n``, each averaged over the examples with at least
+    k known values: the rates of an example are those of its known rollouts, of any number.
 
-    ``successes`` are 1, 0 or NaN, one for each rollout. Empty for ``n`` < 2 or when no example is
-    complete.
+    ``successes`` are 1, 0 or NaN, one for each rollout. Empty for ``n`` < 2 or when no value is
+    known.
+
+    A rate is right in the mean where failures (unknown values) depend on the example alone, however
+    hard it is, as long as the examples behind it are all. It cannot know what a failed rollout
+    would have been: where those that fail inside an example are the wrong ones, no estimate from
+    the known values is right, and ``any_of_bounds`` is what they leave possible. Examples with
+    fewer than k known values are in no rate; where these are the hard ones, it is too high.
+
+    *Source*: Chen et al. 2021, eq. 1, with n of each example; the bounds: Manski 1990,
+    "Nonparametric bounds on treatment effects".
+
+    >>> rates = pass_rates([1, 0, math.nan, 0, 0, 0], ["a", "a", "a", "b", "b", "b"], 3)
+    >>> rates.any_of, rates.num_examples, rates.num_unknown
+    ({'1': 0.25, '2': 0.5, '3': 0.0}, {'1': 2, '2': 2, '3': 1}, 1)
+    >>> rates.any_of_bounds["2"]
+    (0.3333333333333333, 0.5)
     """
     if not draws(n):
         return PassRates()
-    num_values, num_known, sums = _cluster_sums(successes, examples)
-    examples_of = Counter(map(round, sums[(num_values == n) & (num_known == n)].tolist()))
-    """Number of solved rollouts -> number of complete examples."""
-    if not examples_of:
-        return PassRates()
-    any_of = {str(k): _rates(pass_at_k, n, k, examples_of) for k in draws(n)}
-    all_of = {str(k): _rates(pass_all_k, n, k, examples_of) for k in draws(n)}
-    return PassRates(
-        {k: mean(rates.elements()) for k, rates in any_of.items()},
-        {k: mean(rates.elements()) for k, rates in all_of.items()},
-        {k: share_interval(rates) for k, rates in any_of.items()},
-    )
+    num_values, num_known, num_correct = _cluster_sums(successes, examples).astype(int)
+    kinds = Counter(zip(num_values.tolist(), num_known.tolist(), num_correct.tolist(), strict=True))
+    """(values, known values, correct values) of an example -> number of examples."""
+    passed, num_unknown = PassRates(), int((num_values - num_known).sum())
+    for k in draws(n):
+        any_of: Counter[float] = Counter()
+        all_of: Counter[float] = Counter()
+        for (_, size, correct), count in kinds.items():
+            if size >= k:
+                any_of[pass_at_k(size, correct, k)] += count
+                all_of[pass_all_k(size, correct, k)] += count
+        if not any_of:
+            break
+        passed.any_of[str(k)] = mean(any_of.elements())
+        passed.all_of[str(k)] = mean(all_of.elements())
+        passed.any_of_interval[str(k)] = share_interval(any_of)
+        passed.num_examples[str(k)] = any_of.total()
+        if num_unknown:
+            passed.any_of_bounds[str(k)] = _bounds(kinds, k)
+    return dataclasses.replace(passed, num_unknown=num_unknown) if passed.any_of else passed
 
 
-def _rates(
-    rate: Callable[[int, int, int], float], n: int, k: int, examples_of: Counter[int]
-) -> Counter[float]:
-    """A rate of each example -> number of examples."""
-    rates: Counter[float] = Counter()
-    for count, num_examples in examples_of.items():
-        rates[rate(n, count, k)] += num_examples
-    return rates
+def _bounds(kinds: Counter[tuple[int, int, int]], k: int) -> tuple[float, float]:
+    """pass@k of the examples with k values or more, with their unknown values all 0, and all 1."""
+    lows: Counter[float] = Counter()
+    highs: Counter[float] = Counter()
+    for (size, num_known, correct), count in kinds.items():
+        if size >= k:
+            lows[pass_at_k(size, correct, k)] += count
+            highs[pass_at_k(size, correct + size - num_known, k)] += count
+    return mean(lows.elements()), mean(highs.elements())
 
 
 Z95 = 1.959964

@@ -33,8 +33,10 @@ def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         why = "the reward is graded, and the rubric names no success metric (success=…)"
         yield "success", f"not known: {why}"
     if facts["pass_at_k"]:
-        yield "pass@k", _by_k(facts["pass_at_k"], facts["pass_at_k_interval"])
+        yield "pass@k", _by_k(facts["pass_at_k"], facts["pass_at_k_interval"], _behind(facts))
         yield "pass^k", _by_k(facts["pass_all_k"])
+        if facts.get("pass_at_k_unknown"):
+            yield "unknown", unknown_text(facts)
     for name, value in facts["avg_metrics"].items():
         yield f"  {name}", number(value)
     if facts["errors"]:
@@ -104,15 +106,39 @@ def number(value: float | None) -> str:
 
 
 def _by_k(
-    rates: Mapping[str, float | None], intervals: Mapping[str, Sequence[float]] | None = None
+    rates: Mapping[str, float | None],
+    intervals: Mapping[str, Sequence[float]] | None = None,
+    behind: Mapping[str, str] | None = None,
 ) -> str:
-    """The rates by k, with their 95 % intervals in brackets.
+    """The rates by k, with their 95 % intervals in brackets, and what is ``behind`` them.
 
-    >>> _by_k({"1": 0.25}, {"1": (0.1, 0.5)})
-    '1: 0.250 [0.10, 0.50]'
+    >>> _by_k({"1": 0.25}, {"1": (0.1, 0.5)}, {"1": "3 of 4 examples"})
+    '1: 0.250 [0.10, 0.50] (3 of 4 examples)'
     """
-    bounds = {k: f" [{low:.2f}, {high:.2f}]" for k, (low, high) in (intervals or {}).items()}
-    return "  ".join(f"{k}: {number(rate)}{bounds.get(k, '')}" for k, rate in rates.items())
+    texts = {k: f" [{low:.2f}, {high:.2f}]" for k, (low, high) in (intervals or {}).items()}
+    for k, text in (behind or {}).items():
+        texts[k] = f"{texts.get(k, '')} ({text})"
+    return "  ".join(f"{k}: {number(rate)}{texts.get(k, '')}" for k, rate in rates.items())
+
+
+def _behind(facts: Mapping[str, Any]) -> dict[str, str]:
+    """k -> how many examples have k known rollouts, where not all have."""
+    total, counts = facts["num_examples"], facts.get("pass_at_k_examples") or {}
+    return {k: f"{count} of {total} examples" for k, count in counts.items() if count < total}
+
+
+def unknown_text(facts: Mapping[str, Any]) -> str:
+    """How many rollouts are in no pass@k, and what they leave possible.
+
+    >>> facts = {"pass_at_k_unknown": 4, "num_rollouts": 64, "pass_at_k_bounds": {"1": (0.2, 0.3)}}
+    >>> unknown_text(facts)
+    '4 of 64 rollouts, in no pass@k: 1: 0.200 to 0.300 were they all unsolved, or all solved'
+    """
+    bounds = "  ".join(
+        f"{k}: {low:.3f} to {high:.3f}" for k, (low, high) in facts["pass_at_k_bounds"].items()
+    )
+    count = f"{facts['pass_at_k_unknown']} of {facts['num_rollouts']} rollouts"
+    return f"{count}, in no pass@k: {bounds} were they all unsolved, or all solved"
 
 
 def _tokens(usage: Mapping[str, int], num_rollouts: int) -> str:

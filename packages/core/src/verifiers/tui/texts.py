@@ -27,7 +27,17 @@ ROW_TITLE = (
     f"{'#':>8} {'Reward':>8} {'Turns':>5} {'Tokens':>7} {'Time':>7} {'Stopped by':<20} Task and"
     " last reply"
 )
-NUMBERS_SHOWN = ("reward", "success", "pass@k", "errors", "unscored", "tokens", "cost", "time")
+NUMBERS_SHOWN = (
+    "reward",
+    "success",
+    "pass@k",
+    "unknown",
+    "errors",
+    "unscored",
+    "tokens",
+    "cost",
+    "time",
+)
 """The lines of a run's numbers that are shown above its rollouts."""
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from verifiers.checks.audit.certificate import read_certificate
 from verifiers.errors import ConfigError, UsageError
 from verifiers.results.coverage import counts_in_metrics, coverage_lines
-from verifiers.results.texts import flat, flat_settings, max_tokens_of
+from verifiers.results.texts import flat, flat_settings, max_tokens_of, unknown_text
 from verifiers.runtime.alive import is_alive
 from verifiers.runtime.decoding import read_json
 from verifiers.storage.directory import (
@@ -40,6 +40,7 @@ from verifiers.view.curves import Curves
 log = logging.getLogger(__name__)
 LISTED = ("env_args", "sampling_args", "seed", "system_prompt", "max_turns")
 """Parts of an evaluation's configuration that the list of runs can show."""
+PASS_RATES = ("pass_at_k", "pass_at_k_interval", "pass_at_k_examples")
 MAX_SETTING_CHARS = 60
 STATUSES = {"complete": "finished"}
 """Status in ``metadata.json`` -> displayed status, where they differ."""
@@ -83,7 +84,8 @@ def _damaged(source: Source, error: Exception) -> dict[str, Any]:
     return unknown | {
         "env": source.folder.name,
         "model": "",
-        **{name: {} for name in ("metrics", "settings", "pass_at_k", "pass_at_k_interval")},
+        **{name: {} for name in ("metrics", "settings", *PASS_RATES)},
+        "unknown": None,
         "status": "damaged",
         "date": _iso(stat.st_mtime),
         "changed": stat.st_mtime,
@@ -157,8 +159,8 @@ def _evaluation(source: Source) -> dict[str, Any]:
         "cost": _number_or_none(metadata.get("cost_usd")),
         "success": _number_or_none(metadata.get("avg_success")),
         "success_metric": metadata.get("success_metric"),
-        "pass_at_k": metadata.get("pass_at_k") or {},
-        "pass_at_k_interval": metadata.get("pass_at_k_interval") or {},
+        **{name: metadata.get(name) or {} for name in PASS_RATES},
+        "unknown": unknown_text(metadata) if metadata.get("pass_at_k_unknown") else None,
         "pass_threshold": metadata.get("pass_threshold"),
         "status": _status(source, metadata),
         "date": metadata.get("date") or _iso(stat.st_mtime),

@@ -74,8 +74,10 @@ def evaluate(
     """Evaluate ``num_examples`` of the evaluation set (or of ``rows``); return metrics named
     ``<prefix>_<name>``.
 
-    ``success`` and ``pass_at_<k>`` are NaN if the reward is graded and no success metric is
-    named, so that every evaluation of a run has the same metrics.
+    ``pass_at_<k>_examples`` are behind ``pass_at_<k>``: those with k known rollouts;
+    ``pass_at_k_unknown`` rollouts are in none. ``success`` and ``pass_at_<k>`` are NaN if the
+    reward is graded and no success metric is named, so that every evaluation of a run has the same
+    metrics.
 
     Save the results in ``<output_dir>/<prefix>/step-<step>``. Unknown rewards are counted, and
     excluded from means.
@@ -86,7 +88,8 @@ def evaluate(
         rows = list(itertools.islice(run.eval_rows, num_examples if num_examples >= 0 else None))
     results = run_rollouts(run, context, num_examples=num_examples, inputs=rows, folder=folder)
     metadata = results.metadata
-    solved = metadata["pass_at_k"] or {}
+    solved, behind = metadata["pass_at_k"] or {}, metadata["pass_at_k_examples"] or {}
+    ks = draws(metadata["rollouts_per_example"])
     metrics = {
         "reward": metadata["avg_reward"],
         "reward_stderr": metadata["reward_stderr"],
@@ -97,10 +100,9 @@ def evaluate(
         "runtime": time.perf_counter() - started,
         "success": metadata["avg_success"],
         **metadata["avg_metrics"],
-        **{
-            f"pass_at_{k}": solved.get(str(k), math.nan)
-            for k in draws(metadata["rollouts_per_example"])
-        },
+        **{f"pass_at_{k}": solved.get(str(k), math.nan) for k in ks},
+        **{f"pass_at_{k}_examples": behind.get(str(k), 0) for k in ks},
+        **({"pass_at_k_unknown": metadata["pass_at_k_unknown"]} if ks else {}),
     }
     return {f"{prefix}_{name}": value for name, value in metrics.items()}
 

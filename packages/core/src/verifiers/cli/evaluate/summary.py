@@ -25,7 +25,8 @@ SCHEMA = 1
 RUN_KEYS = (
     "env_id model base_url path num_examples rollouts_per_example num_rollouts num_errors"
     " num_unscored avg_reward reward_stderr success_metric avg_success success_stderr avg_metrics"
-    " pass_at_k pass_at_k_interval pass_all_k stop_conditions errors usage cost_usd latency"
+    " pass_at_k pass_at_k_interval pass_at_k_examples pass_at_k_unknown pass_at_k_bounds pass_all_k"
+    " stop_conditions errors usage cost_usd latency"
     " throughput seconds resumed env_args sampling_args stopped spent exported coverage"
 ).split()
 MAX_MESSAGE_CHARS = 1200

@@ -43,7 +43,8 @@ export async function runPage(main, { parts, query }) {
     replace(head, h("div", { class: "title" }, h("h1", null, run.env || run.name), h("span", { class: "facts" }, run.model), status(run),
       h("span", { class: "facts" }, [run.planned && run.rollouts !== run.planned ? `${count(rows.total)} of ${count(run.planned)} rollouts` : "", ago(run.date), duration(1000 * (run.seconds ?? NaN)), bytes(run.size)].filter((text) => text && text !== "–").join(" · ")),
       isOver() && run.success !== null && run.success !== undefined ? h("span", { class: "facts", title: solved() }, `success ${number(run.success)}`) : null,
-      isOver() && passed.length > 1 ? h("span", { class: "facts", title: solved() }, passed.map(([k, p]) => `pass@${k} ${number(p)}${interval(k)}`).join(" · ")) : null,
+      isOver() && passed.length > 1 ? h("span", { class: "facts", title: solved() }, passed.map(([k, p]) => `pass@${k} ${number(p)}${interval(k)}${behind(k)}`).join(" · ")) : null,
+      isOver() && run.unknown ? h("span", { class: "facts bad" }, `unknown: ${run.unknown}`) : null,
       (run.coverage || []).map(([name, text]) => h("span", { class: "facts bad" }, `${name}: ${text}`)),
       auditLink(run),
       others.length ? select("Compare with another run", [["", "compare with …"], ...others.map((other) => [other.id, `${runName(other)} · ${other.name}`])], "", (other) => (location.hash = address(["compare", id, other]))) : null),
@@ -62,6 +63,11 @@ export async function runPage(main, { parts, query }) {
   function interval(k) {
     const bounds = (run.pass_at_k_interval || {})[k];
     return bounds ? ` [${bounds[0].toFixed(2)}, ${bounds[1].toFixed(2)}]` : "";
+  }
+
+  function behind(k) { // the examples with k known rollouts, where others have fewer
+    const counts = run.pass_at_k_examples || {};
+    return counts[k] < counts[1] ? ` (${count(counts[k])} of ${count(counts[1])} examples)` : "";
   }
 
   return {
