@@ -194,3 +194,13 @@ def test_a_copy_shows_the_labels_and_takes_none(page, sums, tmp_path_factory):
     page.open(url + "#/run/" + quote(RUN, safe="") + "/2")
     page.wait_text("labelled wrong")
     page.picture("labelled-copy")
+
+
+def test_a_label_after_one_that_a_full_disk_tore_is_kept(serve, sums):
+    server, file = serve(sums), sums / RUN / LABELS_NAME
+    posted(server, RIGHT)
+    posted(server, RIGHT | {"row": 1, "label": False})
+    file.write_bytes(file.read_bytes()[:-20])
+    posted(server, RIGHT | {"row": 2})
+    assert server.ask(f"labels?run={quote(RUN)}")["labels"] == {"0": True, "2": True}
+    assert [label for _, label in read_labels(sums / RUN).values()] == [True, True]

@@ -137,6 +137,16 @@ def test_rows_are_saved_added_and_read(tmp_path):
         save_outputs(outputs, tmp_path, mode="x")
 
 
+def test_rows_that_are_added_take_the_place_of_a_torn_line(tmp_path):
+    outputs = states_to_outputs(results(3)["states"])
+    for add in (save_new_outputs, lambda rows, folder: save_outputs(rows, folder, mode="a")):
+        save_outputs(outputs[:2], tmp_path)
+        file = tmp_path / "results.jsonl"
+        file.write_bytes(file.read_bytes()[:-30])
+        add(outputs[2:], tmp_path)
+        assert [row["example_id"] for row in load_outputs(tmp_path)] == [0, 2]
+
+
 def test_metadata_are_saved_and_compared(tmp_path):
     builder = GenerateOutputsBuilder(env_id="sums", model="m", rollouts_per_example=2)
     builder.add_outputs(reversed(results(2, rollouts_per_example=2).outputs))

@@ -51,6 +51,15 @@ def test_resuming_drops_the_lines_that_are_trained_again(tmp_path):
     assert [row["step"] for row in metrics_of(tmp_path)] == [0, 1, 2, 2]
 
 
+def test_a_line_after_one_that_a_full_disk_tore_is_read(tmp_path):
+    file = MetricsFile(tmp_path)
+    for step in (1, 2):
+        file.write(step, step, {})
+    file.path.write_bytes(file.path.read_bytes()[:-20])
+    file.write(3, 3, {})
+    assert [row["step"] for row in read_metrics(file.path)] == [1, 3]
+
+
 def test_an_evaluation_before_training_stays_with_the_run_it_was_made_for(tmp_path):
     run(small_trainer(tmp_path, max_steps=1))
     trainer = small_trainer(tmp_path, max_steps=1)

@@ -21,10 +21,9 @@ from verifiers.results import GenerateMetadata, GenerateOutputs, load_results, m
 from verifiers.results import rows as native
 from verifiers.results.rows import RolloutOutput, json_ready
 from verifiers.rollouts.state import State
-from verifiers.runtime.bounded import open_file
-from verifiers.runtime.json import UNSERIALIZABLE, decode_row, encode_row
+from verifiers.runtime.json import UNSERIALIZABLE, encode_row
 from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME, read_metadata
-from verifiers.storage.files import atomic_write
+from verifiers.storage.files import append_lines, atomic_write
 
 FACTS = (
     "env_id env_args model base_url num_examples rollouts_per_example sampling_args state_columns"
@@ -116,7 +115,8 @@ def load_outputs(results_path: str | Path) -> list[RolloutOutput]:
 def save_outputs(
     outputs: Sequence[Mapping[str, Any]], results_path: str | Path, mode: str = "w"
 ) -> None:
-    """Write rollouts to ``results.jsonl`` in the folder ``results_path``; mode ``"a"`` appends."""
+    """Write rollouts to ``results.jsonl`` in the folder ``results_path``; mode ``"a"`` appends, in
+    place of a torn last line."""
     if mode not in ("w", "a"):
         raise ConfigError(f'mode is {mode!r}; it must be "w" or "a"', key="mode")
     folder = Path(results_path)
@@ -125,22 +125,12 @@ def save_outputs(
     if mode == "w":
         atomic_write(folder / RESULTS_NAME, lines)
         return
-    with open(folder / RESULTS_NAME, "ab") as file:
-        file.write(lines)
+    append_lines(folder / RESULTS_NAME, lines)
 
 
 def save_new_outputs(new_outputs: Sequence[Mapping[str, Any]], results_path: str | Path) -> None:
     """Append rollouts to ``results.jsonl`` in the folder ``results_path``, in place of a torn last
     line."""
-    file = Path(results_path, RESULTS_NAME)
-    written = b""
-    if file.is_file():
-        with open_file(file) as lines:
-            written = lines.read()
-    if written and not written.endswith(b"\n"):
-        start = written.rfind(b"\n") + 1
-        last = written[start:]
-        atomic_write(file, written[:start] + (last + b"\n" if _is_row(last) else b""))
     save_outputs(new_outputs, results_path, mode="a")
 
 
@@ -344,11 +334,3 @@ def _usage_of(state: State) -> dict[str, float] | None:
     for step in state["trajectory"]:
         summed.increment_from_response(step["response"])
     return summed.snapshot()
-
-
-def _is_row(line: bytes) -> bool:
-    try:
-        decode_row(line)
-    except ValueError:
-        return False
-    return True

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers.runtime.bounded import MAX_FILE_BYTES, TooLong, lines_of, open_file, open_regular
+from verifiers.runtime.bounded import MAX_FILE_BYTES, TooLong, lines_of, open_file
 from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import encode_row
-from verifiers.storage.files import sync_file, write_all
+from verifiers.storage.files import append_lines
 
 LABELS_NAME, LABEL = "labels.jsonl", "label"
 
@@ -43,13 +42,7 @@ def write_label(folder: Path, row: Mapping[str, Any], label: bool | None) -> Non
         LABEL: label,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-    fd = open_regular(folder / LABELS_NAME, flags)
-    try:
-        write_all(fd, encode_row(line) + b"\n")
-        sync_file(fd)
-    finally:
-        os.close(fd)
+    append_lines(folder / LABELS_NAME, encode_row(line) + b"\n")
 
 
 def read_labels(folder: Path) -> dict[str, tuple[str, bool]]:

@@ -138,9 +138,4 @@ async def _execute(
             from verifiers.runs.notebook import with_notebook_progress
 
             options = with_notebook_progress(options)
-        outputs = await Run(env, plan, resolved, model_name, sampling_args, options).execute(client)
-    if options.push_to_hub:
-        from verifiers.results import make_dataset
-
-        make_dataset(outputs, push_to_hub=True, hub_name=options.hub_name)
-    return outputs
+        return await Run(env, plan, resolved, model_name, sampling_args, options).execute(client)

@@ -23,6 +23,7 @@ from verifiers.runtime.suggest import check_keywords, close_match
 from verifiers.runtime.values import FINITE, Count, MinusOne, Number, describe, fits, parts
 
 if TYPE_CHECKING:
+    from verifiers.results import GenerateOutputs
     from verifiers.runs.rollout import Progress
 
 
@@ -168,6 +169,10 @@ class RunOptions:
     of callbacks."""
     on_log: Callable[[str], Any] | None = None
     """Called as ``on_log(text)`` with log lines: the run directory, resumed rollouts, warnings."""
+    on_results: Callable[[GenerateOutputs], Any] | None = None
+    """Called with the results, in a worker thread unless it is async, to write copies of them. A run
+    is complete when it has returned: after an error, a signal or a kill the same call asks the model
+    nothing and only writes the copies."""
     push_to_hub: bool = False
     """Publish the results as the dataset ``hub_name`` at the end."""
     hub_name: str | None = None
@@ -217,6 +222,7 @@ class EvaluateOptions(SamplingOptions, total=False):
     on_start: Callable[..., Any] | None
     on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None
     on_log: Callable[[str], Any] | None
+    on_results: Callable[[GenerateOutputs], Any] | None
     push_to_hub: bool
     hub_name: str | None
 
@@ -287,7 +293,9 @@ def count(keywords: Mapping[str, Any], name: str, value: int | None) -> int | No
     return value
 
 
-_HINTS = typing.get_type_hints(RunOptions, localns={"Progress": Any}, include_extras=True)
+_HINTS = typing.get_type_hints(
+    RunOptions, localns={"Progress": Any, "GenerateOutputs": Any}, include_extras=True
+)
 RANGES = {
     name: hint
     for name, hint in _HINTS.items()

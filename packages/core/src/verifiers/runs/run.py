@@ -18,8 +18,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
+import inspect
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack
 from importlib import metadata as packages
 from pathlib import Path
@@ -30,7 +31,7 @@ from verifiers.clients.cache import CompletionCache, is_cacheable
 from verifiers.clients.protocol import prices_of
 from verifiers.clients.spending import Budget
 from verifiers.errors import ConfigError, JournalError, RunError
-from verifiers.results import GenerateMetadata, GenerateOutputs
+from verifiers.results import GenerateMetadata, GenerateOutputs, make_dataset
 from verifiers.results.comparison import Measured
 from verifiers.results.run_metadata import Measurements
 from verifiers.results.statistics import equal_groups
@@ -51,12 +52,13 @@ from verifiers.runs.stopping import StoppingRule
 from verifiers.runs.store import RunStore, is_large
 from verifiers.runtime.gc import fewer_collections
 from verifiers.runtime.redaction import digested, redacted, redacted_text
-from verifiers.runtime.worker_threads import workers
+from verifiers.runtime.worker_threads import call_in_thread, workers
 from verifiers.storage.configurations import fingerprint
 from verifiers.storage.described import CODE, describe
 from verifiers.storage.directory import (
     RunDirectory,
     default_root,
+    is_complete,
     read_config,
     read_metadata,
     run_path,
@@ -106,8 +108,9 @@ class Run:
         self._fingerprint: str | None = None
 
     async def execute(self, given_client: ClientLike | None = None) -> GenerateOutputs:
-        """Return when every rollout is durable (at once when all are). ``given_client`` is the
-        client in the authors' state; None = the resolved client."""
+        """Return when every rollout is durable (at once when all are) and its copies are written:
+        then it is complete. ``given_client`` is the client in the authors' state; None = the
+        resolved client."""
         if self.env.max_workers is not None:
             workers().max_threads = self.env.max_workers
         self.check()
@@ -126,7 +129,7 @@ class Run:
                 stack.enter_context(self.cache.current())
             if self.budget is not None:
                 stack.enter_context(self.budget.current())
-            status = "failed"
+            was_complete = not len(work) and self.path is not None and is_complete(self.path)
             try:
                 await self.notices.start(self.plan, work)
                 if len(work):
@@ -136,13 +139,15 @@ class Run:
                     if self._asks_for_logprobs:
                         await self.notices.missing_logprobs(store)
                     await self.notices.changed_model(store, self.model)
-                status = "complete"
-            except (asyncio.CancelledError, KeyboardInterrupt):
-                status = "interrupted"
+                outputs = self._results(store, "complete")
+                await self._copy(outputs)
+                store.write_metadata(outputs.metadata)
+                return outputs
+            except BaseException as error:  # raised again
+                if not was_complete:
+                    stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
+                    self._note_end(store, "interrupted" if stopped else "failed")
                 raise
-            finally:
-                outputs = self._finish(store, status)
-        return outputs
 
     def check(self) -> None:
         """Find what is refused before the first request; *raises* ConfigError."""
@@ -446,17 +451,36 @@ class Run:
     async def _tell_coverage(self, store: RunStore) -> None:
         await self.notices.coverage(store, self._sampling.get("max_tokens"), self.env.parser)
 
-    def _finish(self, store: RunStore, status: str) -> GenerateOutputs:
-        """Write ``metadata.json`` and return the results."""
+    async def _copy(self, outputs: GenerateOutputs) -> None:
+        """Publish the results, and hand them to ``on_results``. A copy that was begun is ended, also
+        when this task is cancelled: nothing is left writing."""
+        options = self.options
+        copies: list[Callable[[GenerateOutputs], Any]] = []
+        if options.push_to_hub:
+            copies.append(lambda results: make_dataset(results, None, True, options.hub_name))
+        if options.on_results is not None:
+            copies.append(options.on_results)
+        for copy in copies:
+            is_async = inspect.iscoroutinefunction(copy)
+            call = copy(outputs) if is_async else call_in_thread(copy, outputs)
+            copying = asyncio.ensure_future(call)
+            try:
+                await asyncio.shield(copying)
+            except asyncio.CancelledError:
+                await asyncio.wait([copying])
+                raise
+
+    def _results(self, store: RunStore, status: str) -> GenerateOutputs:
         outputs = store.outputs()
         outputs.metadata = self.metadata(store, outputs.measurements(), status)
-        try:
-            store.write_metadata(outputs.metadata)
-        except JournalError as error:
-            if status == "complete":
-                raise
-            self.env.logger.warning("%s", error)  # the failure that ended the run is raised instead
         return outputs
+
+    def _note_end(self, store: RunStore, status: str) -> None:
+        """Write how the run ended; the failure that ended it is raised, not that of writing it."""
+        try:
+            store.write_metadata(self._results(store, status).metadata)
+        except JournalError as error:
+            self.env.logger.warning("%s", error)
 
     async def _within_open_files(self, limit: int) -> int:
         """``limit``, or the number of connections that this process may open, with a warning."""

@@ -8,7 +8,8 @@ armed at a time.
 
 Fail points: ``journal.open`` (recovered, before truncation), ``journal.before_write``,
 ``journal.after_write`` (before the fsync), ``journal.after_fsync``, ``journal.finish``,
-``index.append`` (what does not fit is cut off), and ``atomic_write.before_rename``.
+``index.append`` (what does not fit is cut off), ``append_lines.before_write``,
+``atomic_write.before_rename`` and ``replacing.before_rename``.
 
 Only tests arm fail points.
 """

@@ -37,7 +37,7 @@ from verifiers.storage.configurations import (
     resume_differences,
     uncompared_parts,
 )
-from verifiers.storage.files import LOCK_NAME, HeldFile, atomic_write
+from verifiers.storage.files import LOCK_NAME, HeldFile, atomic_write, remove_leftovers
 from verifiers.storage.journal import Journal
 
 CONFIG_NAME, RESULTS_NAME, METADATA_NAME = "config.json", "results.jsonl", "metadata.json"
@@ -293,8 +293,7 @@ class RunDirectory:
                 # again, under the lock: another process may have been first
                 stored = stored_run(path, config, accept_changed_code)
                 lock.write_holder()
-                for leftover in path.glob(".*.tmp"):  # of a killed atomic_write
-                    leftover.unlink(missing_ok=True)
+                remove_leftovers(path)
                 if stored is None:
                     atomic_write(path / CONFIG_NAME, _pretty(new_run))
             except BaseException:  # release the lock and remove new files; raised again

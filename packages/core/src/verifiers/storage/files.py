@@ -1,8 +1,9 @@
-"""Durable atomic writes, and files locked by one process.
+"""Durable atomic writes, lines that are appended whole, and files locked by one process.
 
-Guarantees: after ``atomic_write`` returns, the new content is on disk; a reader or a restart sees
-the old or the new content, never a mixture. A ``HeldFile`` has one holder at a time on this
-machine; its lock ends with the process, and forked children do not keep it.
+Guarantees: after ``atomic_write`` returns, and after a block of ``replacing``, the new content is
+on disk; a reader or a restart sees the old or the new content, never a mixture. No link is followed
+to where something is written. A ``HeldFile`` has one holder at a time on this machine; its lock
+ends with the process, and forked children do not keep it.
 
 Not covered: disks that report a flush too early, programs that ignore advisory locks, and network
 file systems with unreliable locks.
@@ -15,16 +16,20 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import socket
+import tempfile
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError, RunBusy
 from verifiers.runtime.bounded import open_regular
-from verifiers.runtime.decoding import read_json
+from verifiers.runtime.decoding import decode_json, read_json
 from verifiers.runtime.failpoints import failpoint
 
+_CHUNK_BYTES = 2**16
 LOCK_NAME = "run.lock"
 """Lock file of a run directory that is being written; contains the pid and host of the holder."""
 
@@ -64,6 +69,95 @@ def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
     sync_folder(path.parent)
 
 
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield the path at which the block writes a file or a folder, of any size and with any
+    library, which then takes the place of ``path``.
+
+    It is in a new folder that only this user may enter, beside ``path``: no other process can plant
+    a link there. Everything is fsynced and renamed when the block ends; when it raises, ``path``
+    stays as it was. A link in the place of ``path`` is replaced. A folder that is replaced is away
+    for the moment between two renames. A kill may leave a folder ``.<name>.<random>.tmp``.
+
+    *Raises* OSError; IsADirectoryError for a file in the place of a folder.
+    """
+    path = Path(path)
+    private = Path(tempfile.mkdtemp(".tmp", f".{path.name[:40]}.", path.parent))
+    try:
+        written = private / path.name
+        yield written
+        for folder, _, names in os.walk(written):
+            for name in names:
+                _sync_path(os.path.join(folder, name))
+            sync_folder(folder)
+        if not written.is_dir():
+            _sync_path(written)
+        failpoint("replacing.before_rename")
+        if written.is_dir() and os.path.lexists(path):
+            os.rename(path, private / ".replaced")
+        os.replace(written, path)
+        sync_folder(path.parent)
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+
+
+def append_lines(path: str | os.PathLike[str], lines: bytes, *, is_durable: bool = True) -> None:
+    """Append whole lines of JSON to a file that several processes may append to; ``is_durable``:
+    they are on disk afterwards.
+
+    What a full disk or a kill left of an earlier line is cut off first; a last line that only lacks
+    its end gets it. A symbolic link is not followed. *Raises* OSError; nothing of the lines is then
+    in the file.
+    """
+    is_new = not os.path.lexists(path)
+    fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        _end_last_line(fd)
+        size = os.fstat(fd).st_size
+        try:
+            failpoint("append_lines.before_write")
+            write_all(fd, lines)
+            if is_durable:
+                sync_file(fd)
+        except OSError:
+            os.ftruncate(fd, size)
+            raise
+    finally:
+        os.close(fd)
+    if is_new and is_durable:
+        sync_folder(Path(path).parent)
+
+
+def _end_last_line(fd: int) -> None:
+    """End a last line that is whole JSON, and cut off any other that has no end."""
+    start = end = os.fstat(fd).st_size
+    unfinished = b""
+    while start and b"\n" not in unfinished:
+        start, before = max(0, start - _CHUNK_BYTES), start
+        unfinished = os.pread(fd, before - start, start) + unfinished
+    unfinished = unfinished.rpartition(b"\n")[2]
+    if not unfinished:
+        return
+    try:
+        decode_json(unfinished)
+    except ValueError:
+        os.ftruncate(fd, end - len(unfinished))
+    else:
+        write_all(fd, b"\n")
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes left of ``atomic_write`` and ``replacing`` in a folder that no
+    other process writes."""
+    for leftover in folder.glob(".*.tmp"):
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
 def write_all(fd: int, content: bytes) -> None:
     """Write every byte, in one call unless the system writes fewer. *Raises* OSError."""
     written = os.write(fd, content)
@@ -77,6 +171,14 @@ def sync_file(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
     else:
         os.fdatasync(fd)
+
+
+def _sync_path(path: str | os.PathLike[str]) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        sync_file(fd)
+    finally:
+        os.close(fd)
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from verifiers.clients.protocol import Client
 from verifiers.errors import ConfigError
+from verifiers.storage.files import append_lines
 from verifiers.testing.replies import ErrorScript, Replies, as_error, response_of, scripted_error
 from verifiers.testing.tokenizer import ByteTokenizer
 from verifiers.types import Message, ModelRequest, Response, ResponseTokens, ToolCall, Usage
@@ -131,8 +132,7 @@ class RecordingClient:
         """The client's own answer; failures are raised and not recorded."""
         response = await self.client.complete(request)
         line = json.dumps({"request": _request_key(request), "response": _to_plain(response)})
-        with self.path.open("a", encoding="ascii") as file:
-            file.write(line + "\n")
+        append_lines(self.path, f"{line}\n".encode("ascii"), is_durable=False)
         return response
 
     async def aclose(self) -> None:

@@ -22,7 +22,7 @@ from verifiers.rollouts.rollout import Rollout
 from verifiers.runtime.bounded import MAX_ROW_BYTES, read_text
 from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import encode_row
-from verifiers.storage.files import atomic_write
+from verifiers.storage.files import append_lines, atomic_write
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 
 METRICS = "metrics.jsonl"
@@ -66,8 +66,7 @@ class MetricsFile:
         if step == 0 and not self._is_training:
             self._before.append(line)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="ascii") as file:
-            file.write(line)
+        append_lines(self.path, line.encode("ascii"), is_durable=False)
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -128,7 +127,7 @@ def append_dropped(
 ) -> None:
     """Append the rollouts of groups that no step counts to ``dropped-<step>.jsonl``, without
     advantages."""
-    _write_rollouts(folder, f"dropped-{step}", _untrained(groups, first_only), mode="ab")
+    _write_rollouts(folder, f"dropped-{step}", _untrained(groups, first_only), appends=True)
 
 
 def _untrained(groups: Sequence[Group], first_only: bool) -> Iterator[dict[str, Any]]:
@@ -154,13 +153,16 @@ def _row(group: Group, rollout: Rollout, sibling: int) -> dict[str, Any]:
 
 
 def _write_rollouts(
-    folder: Path, name: str, rows: Iterable[Mapping[str, Any]], mode: str = "wb"
+    folder: Path, name: str, rows: Iterable[Mapping[str, Any]], appends: bool = False
 ) -> None:
     path = folder / COMPLETIONS / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open(mode) as file:
-        for row in rows:
-            file.write(encode_row(row) + b"\n")
+    lines = (encode_row(row) + b"\n" for row in rows)
+    if appends:
+        append_lines(path, b"".join(lines), is_durable=False)
+        return
+    with path.open("wb") as file:
+        file.writelines(lines)
 
 
 def print_completions(batch: TrainBatch, step: int, count: int, first_only: bool = False) -> None:

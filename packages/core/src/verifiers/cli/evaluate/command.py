@@ -33,6 +33,7 @@ from verifiers.errors import RunError, UsageError, VerifiersError
 
 if TYPE_CHECKING:
     from verifiers.cli.evaluate.display import Display
+    from verifiers.cli.evaluate.exporting import Exports
     from verifiers.cli.evaluate.planning import Prepared
     from verifiers.cli.evaluate.summary import Report
     from verifiers.results.outputs import GenerateOutputs
@@ -156,25 +157,31 @@ class _Command:
 
     async def _evaluate(self, prepared: Prepared, display: Display) -> None:
         """A run; a ``RunError`` is reported and the next run starts."""
+        from verifiers.cli.evaluate.exporting import Exports
         from verifiers.runs.rollout import Progress
 
-        progress = Progress()
+        progress, exports = Progress(), Exports(prepared.env_id, prepared.settings.export)
         try:
             prepared.locate()  # again: an earlier entry may have created the same directory
-            results = await self._run(prepared, display, progress)
+            exports.folder = prepared.path or exports.folder
+            results = await self._run(prepared, display, progress, exports)
         except (RunError, UsageError) as error:
             display.finish(error.exit_code)
             self._fail(error)
+            if exports.results is not None:  # the run counts
+                self._show(prepared, exports.results, progress, None)
             if isinstance(error, RunError) and progress.done:
                 self._say_how_to_resume("stopped")
             return
         verdict = _verdict(prepared, results)
         display.finish(UNEXPECTED if verdict else 0)
-        self._show(prepared, results, progress)
+        self._show(prepared, results, progress, exports.written)
         if verdict:
             self._fail(RunError(f"{prepared.env_id}: {verdict}"))
 
-    async def _run(self, prepared: Prepared, display: Display, progress: Progress) -> Any:
+    async def _run(
+        self, prepared: Prepared, display: Display, progress: Progress, exports: Exports
+    ) -> GenerateOutputs:
         from verifiers.storage.directory import is_complete
 
         path = None if prepared.path is None else str(prepared.path)
@@ -183,7 +190,7 @@ class _Command:
             display.note(f"{prepared.env_id}: the run in {path} is {state}")
         facts = {"env_id": prepared.env_id, "model": prepared.choice.model, "path": path}
         display.begin(prepared.label, progress, facts)
-        return await prepared.env.a_evaluate(
+        results: GenerateOutputs = await prepared.env.a_evaluate(
             client=prepared.choice.client,
             model=prepared.choice.model,
             sampling_args=prepared.settings.sampling(),
@@ -193,10 +200,18 @@ class _Command:
             preflight=not prepared.checked,
             progress=progress,
             on_progress=lambda outputs, _: display.rows(outputs),
+            on_results=exports,
             **prepared.options(),
         )
+        return results
 
-    def _show(self, prepared: Prepared, results: GenerateOutputs, progress: Progress) -> None:
+    def _show(
+        self,
+        prepared: Prepared,
+        results: GenerateOutputs,
+        progress: Progress,
+        exported: Mapping[str, str] | None,
+    ) -> None:
         from verifiers.cli.evaluate.summary import print_summary, run_facts, throughput
         from verifiers.runtime.redaction import redacted
 
@@ -204,7 +219,6 @@ class _Command:
             progress.done - progress.resumed, progress.output_tokens, results.metadata["time"]
         )
         summary = results.summary()
-        exported = self._export(prepared, results)
         facts = run_facts(results, summary, throughput=rates, exported=exported)
         self.report.runs.append(facts)
         self.varied.append(redacted(prepared.evaluation.combination))
@@ -228,19 +242,6 @@ class _Command:
         print(file=self.out)
         print_table(table_rows(self.typed, self.varied), self.out)
 
-    def _export(self, prepared: Prepared, results: object) -> dict[str, str] | None:
-        """Write the formats of ``--export``; format -> path. The run counts after a failure too."""
-        if not prepared.settings.export or prepared.path is None:
-            return None
-        from verifiers.cli.evaluate.exporting import export
-
-        try:
-            return export(results, prepared.path, prepared.settings.export)
-        except (UsageError, OSError) as error:
-            failure = RunError(f"{prepared.env_id}: --export failed: {error}")
-            self._fail(error if isinstance(error, UsageError) else failure)
-            return None
-
     def _fail(self, error: VerifiersError) -> None:
         self.report.failed(*fail(error, command="vf-eval", verbose=self.command.verbose))
 
@@ -248,6 +249,9 @@ class _Command:
         """Print where the finished rollouts are, and the command that resumes the run."""
         from verifiers.runtime.redaction import HIDDEN, redacted_words
 
+        if not self.remaining:
+            print(f"vf-eval: {what}; every run is complete", file=sys.stderr)
+            return
         current = self.remaining[0]
         if current.path is None or not current.path.exists():
             print(f"vf-eval: {what}; nothing was saved", file=sys.stderr)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiers.errors import ConfigError
+from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.installed import part
+from verifiers.storage.files import replacing
 
 if TYPE_CHECKING:
     from verifiers.results.outputs import GenerateOutputs
@@ -25,26 +26,29 @@ class Format:
     """A format: its file name in the run directory, its writer, and the package it needs."""
 
     name: str
-    write: Callable[[Any, Path], object]
+    write: Callable[[Any, Path, Path], object]
+    """``write(results, path, run directory)``."""
     needs: tuple[str, str] | None = None
     """(module, how to install it)."""
 
 
-def _parquet(results: GenerateOutputs, path: Path) -> None:
+def _parquet(results: GenerateOutputs, path: Path, run: Path) -> None:
     results.save(path)
 
 
-def _dataset(results: GenerateOutputs, path: Path) -> None:
+def _dataset(results: GenerateOutputs, path: Path, run: Path) -> None:
     results.to_dataset().save_to_disk(str(path))
 
 
-def _atif(results: GenerateOutputs, path: Path) -> None:
+def _atif(results: GenerateOutputs, path: Path, run: Path) -> None:
     from verifiers.results.loading import load_results
 
-    load_results(path.parent).to_atif(path)  # with the keys by which it is compared and resumed
+    saved = load_results(run)  # with the keys by which it is compared and resumed
+    saved.metadata = results.metadata
+    saved.to_atif(path)
 
 
-def _inspect(results: GenerateOutputs, path: Path) -> None:
+def _inspect(results: GenerateOutputs, path: Path, run: Path) -> None:
     _to_inspect()(results, path)
 
 
@@ -72,15 +76,36 @@ def check_formats(names: Sequence[str]) -> None:
             )
 
 
-def export(results: object, folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Write the results into ``folder``; format -> path. *Raises* ``UsageError`` of a writer."""
-    written: dict[str, str] = {}
-    with _without_bars():
-        for name in names:
-            path = folder / FORMATS[name].name
-            FORMATS[name].write(results, path)
+class Exports:
+    """Writes a finished run in the formats of ``--export``: the ``on_results`` of the run.
+
+    Each appears whole, in place of an earlier one.
+    """
+
+    def __init__(self, env_id: str, names: Sequence[str]):
+        self._env_id, self._names = env_id, names
+        self.folder = Path()
+        """The run directory, once it is known."""
+        self.results: GenerateOutputs | None = None
+        """The results, once they are to be written."""
+        self.written: dict[str, str] | None = None
+        """Format -> path, once all are written."""
+
+    def __call__(self, results: GenerateOutputs) -> None:
+        """*Raises* RunError; UsageError of a writer."""
+        self.results, written = results, {}
+        for name in self._names:
+            path = self.folder / FORMATS[name].name
+            try:
+                with _without_bars(), replacing(path) as new:
+                    FORMATS[name].write(results, new, self.folder)
+            except OSError as error:
+                raise RunError(
+                    f"{self._env_id}: --export failed: {error}; every rollout is saved, and the"
+                    " same command writes what is missing without asking the model"
+                ) from error
             written[name] = str(path)
-    return written
+        self.written = written or None
 
 
 @contextmanager
