@@ -38,6 +38,7 @@ from verifiers.rollouts.state import State
 from verifiers.rollouts.values import LARGEST, number
 from verifiers.rubrics.advantages import centered_advantages
 from verifiers.rubrics.arguments import ArgumentResolver, RewardFunction
+from verifiers.runtime.alarms import replace_alarms
 from verifiers.runtime.processes import process_pool
 from verifiers.runtime.worker_threads import Raised, call_in_thread, workers
 from verifiers.types import AttributeDict, StopReason
@@ -252,14 +253,11 @@ async def _values(
     batch: Sequence[RewardFunction], resolver: ArgumentResolver
 ) -> list[Sequence[float | ScoringError]]:
     """For each function its value of each rollout, or the failure. *Raises* RunError only."""
-    if batch[0].is_async:
-        outcomes = [await _bounded(batch[0], resolver)]
-    else:
-        outcomes = await workers().run(batch, resolver)
+    outcomes = await _outcomes(batch, resolver)
     for index, outcome in enumerate(outcomes):
         function = batch[index]
-        if inspect.isawaitable(outcome):  # a synchronous function that returned a coroutine
-            outcome = await _bounded(function, resolver, outcome)
+        if isinstance(outcome, Raised) and replace_alarms(outcome.error, function.name):
+            (outcome,) = await _outcomes([function], resolver)
         if isinstance(outcome, Raised):
             outcomes[index] = [
                 scoring_error(outcome.error, function.name, state) for state in resolver.states
@@ -268,6 +266,17 @@ async def _values(
             outcomes[index] = _values_of_group(outcome, len(resolver.states), function.name)
         else:
             outcomes[index] = [value_or_error(outcome, function.name)]
+    return outcomes
+
+
+async def _outcomes(batch: Sequence[RewardFunction], resolver: ArgumentResolver) -> list[Any]:
+    """What each function returned, or ``Raised``."""
+    if batch[0].is_async:
+        return [await _bounded(batch[0], resolver)]
+    outcomes = await workers().run(batch, resolver)
+    for index, outcome in enumerate(outcomes):
+        if inspect.isawaitable(outcome):  # a synchronous function that returned a coroutine
+            outcomes[index] = await _bounded(batch[index], resolver, outcome)
     return outcomes
 
 
