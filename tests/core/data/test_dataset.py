@@ -7,6 +7,7 @@ import functools
 import json
 import logging
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -702,3 +703,59 @@ def test_a_data_frame_is_a_dataset(package, by_split):
     assert [row["answer"] for row in rows] == ["1", "2"]
     assert [row["info"] for row in rows] == [{"n": 1}, {"n": 2}]
     assert "__index_level_0__" not in rows.column_names
+
+
+# --- files of Windows
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_file_is_read_in_the_encoding_that_it_declares(tmp_path, encoding, suffix):
+    path = tmp_path / f"rows.{suffix}"
+    text = {
+        "csv": "question,answer\r\nOù?,là\r\n",
+        "jsonl": '{"question": "Où?", "answer": "là"}\r\n',
+    }
+    path.write_bytes(text[suffix].encode(encoding))
+    env = vf.SingleTurnEnv(dataset=str(path))
+    assert env.get_dataset()[0]["answer"] == "là"
+
+
+def test_a_table_in_the_encoding_of_windows_is_refused_with_the_command_that_converts(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_bytes("question,answer\r\nOù?,là\r\n".encode("cp1252"))
+    with pytest.raises(
+        vf.DatasetError, match=r"0xf9 is not UTF-8.*iconv -f cp1252 -t utf-8"
+    ) as refused:
+        vf.SingleTurnEnv(dataset=str(path)).get_dataset()
+    command = str(refused.value).split(": ")[-1]
+    if shutil.which("iconv"):
+        subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+        assert (
+            vf.SingleTurnEnv(dataset=str(tmp_path / "utf-8.csv")).get_dataset()[0]["answer"] == "là"
+        )
+
+
+def test_the_first_sheet_of_a_workbook_is_read_as_text(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl", reason="the extra excel is not installed")
+    book = openpyxl.Workbook()
+    for row in (["question", "answer"], ["1 + 1", 2], ["empty", None]):
+        book.active.append(row)
+    path = tmp_path / "rows.xlsx"
+    book.save(path)
+    rows = vf.SingleTurnEnv(dataset=str(path)).get_dataset()
+    assert [row["answer"] for row in rows] == ["2", ""]
+
+
+def test_without_the_extra_a_workbook_names_it(tmp_path, monkeypatch):
+    (tmp_path / "rows.xlsx").write_bytes(b"PK")
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(vf.DatasetError, match=r"pip install 'verifiers\[excel\]'"):
+        vf.SingleTurnEnv(dataset=str(tmp_path / "rows.xlsx")).get_dataset()
+
+
+def test_what_is_no_workbook_is_refused(tmp_path):
+    pytest.importorskip("openpyxl", reason="the extra excel is not installed")
+    (tmp_path / "rows.xlsx").write_bytes(b"PK")
+    with pytest.raises(vf.DatasetError, match="is not a readable workbook"):
+        vf.SingleTurnEnv(dataset=str(tmp_path / "rows.xlsx")).get_dataset()

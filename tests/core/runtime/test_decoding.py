@@ -142,3 +142,16 @@ def test_bytes_and_depth_are_bounded_too():
             decode_message("[" * depth + "]" * depth)
     with pytest.raises(ValueError, match="it is longer than 4 bytes"):
         decode_message("[1,2]", max_bytes=4)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le"])
+def test_a_toml_file_of_windows_is_read(tmp_path, encoding):
+    mark = "\ufeff" if encoding == "utf-16-le" else ""
+    (tmp_path / "a.toml").write_bytes(f'{mark}name = "Zoë"\r\n'.encode(encoding))
+    assert read_toml(tmp_path / "a.toml") == {"name": "Zoë"}
+
+
+@pytest.mark.parametrize("line", ['path = "C:\\data\\new"', 'paths = ["D:\\Users\\me"]'])
+def test_a_path_of_windows_in_double_quotes_names_the_backslash(line):
+    with pytest.raises(ValueError, match="write a path of Windows in single quotes, or with /"):
+        decode_toml(f"a = 1\n{line}\n")

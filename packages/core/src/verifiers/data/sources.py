@@ -1,28 +1,30 @@
 """Open a dataset of any accepted type: its rows, by split if it has any.
 
 Accepted: ``datasets.Dataset``, ``DatasetDict`` (or a dict of such tables by split), a DataFrame of
-pandas or polars, a list of dicts, a dict of columns, the path of a JSONL, JSON, CSV or Parquet
-file, and a function without arguments that returns one of these. Only a Parquet file and a
-DataFrame import ``datasets``.
+pandas or polars, a list of dicts, a dict of columns, the path of a JSONL, JSON, CSV,
+Excel or Parquet file, and a function without arguments that returns one of these. Only a Parquet file and a
+DataFrame import ``datasets``, and a workbook of Excel ``pandas``.
 """
 
 from __future__ import annotations
 
 import csv
+import shlex
 import threading
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from verifiers.errors import DatasetError
-from verifiers.runtime.bounded import open_file
+from verifiers.runtime.bounded import encoding_of, open_file
 from verifiers.runtime.decoding import decode_json
 
 EVAL_SPLITS = ("test", "validation")
 ACCEPTED = (
     "a datasets.Dataset or DatasetDict, a DataFrame, a list of dicts, a dict of columns, the path"
-    " of a .jsonl, .json, .csv or .parquet file, or a function that returns one of these"
+    " of a .jsonl, .json, .csv, .xlsx or .parquet file, or a function that returns one of these"
 )
 
 
@@ -207,8 +209,13 @@ def _rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def _open_file(path: Path) -> Rows:
     readers: dict[str, Callable[[Path], Rows]] = {
-        ".jsonl": _open_jsonl, ".ndjson": _open_jsonl, ".json": _open_json, ".csv": _open_csv, ".parquet": _open_parquet
-    }  # fmt: skip
+        ".jsonl": _open_jsonl,
+        ".ndjson": _open_jsonl,
+        ".json": _open_json,
+        ".csv": _open_csv,
+        ".xlsx": _open_xlsx,
+        ".parquet": _open_parquet,
+    }
     reader = readers.get(path.suffix.lower())
     if reader is None or not path.is_file():
         kinds = f"the file type is not one of {', '.join(readers)}"
@@ -220,7 +227,14 @@ def _open_file(path: Path) -> Rows:
         )
     try:
         return reader(path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise DatasetError(
+            f"cannot read the dataset {path}: byte 0x{error.object[error.start]:02x} is not UTF-8;"
+            f" a table that Excel saved as CSV is in the encoding of Windows: iconv -f cp1252 -t"
+            f" utf-8 {shlex.quote(str(path))} > utf-8{path.suffix}",
+            path=str(path),
+        ) from error
+    except (OSError, csv.Error) as error:
         raise DatasetError(f"cannot read the dataset {path}: {error}", path=str(path)) from error
 
 
@@ -255,7 +269,10 @@ def _open_json(path: Path) -> Rows:
 
 
 def _opened_text(path: Path, newline: str | None = None) -> TextIOWrapper:
-    return TextIOWrapper(open_file(path), encoding="utf-8-sig", newline=newline)
+    file = open_file(path)
+    encoding = encoding_of(file.read(4))
+    file.seek(0)
+    return TextIOWrapper(file, encoding=encoding, newline=newline)
 
 
 def _open_csv(path: Path) -> Rows:
@@ -274,9 +291,32 @@ def _open_csv(path: Path) -> Rows:
                     row=number,
                 )
             rows.append(row)
+    return _rows_of_texts(rows)
+
+
+def _rows_of_texts(rows: list[dict[str, Any]]) -> Rows:
     if all(row.get("example_id", "").isdecimal() for row in rows):
         rows = [row | {"example_id": int(row["example_id"])} for row in rows]
     return ListRows(rows)
+
+
+def _open_xlsx(path: Path) -> Rows:
+    """Read the first sheet as ``_open_csv`` does: cells as text."""
+    try:
+        import openpyxl  # noqa: F401  what pandas reads it with
+    except ImportError as error:
+        raise DatasetError(
+            f"{path} is a workbook of Excel: pip install 'verifiers[excel]' reads it, or save the"
+            " sheet as CSV UTF-8",
+            path=str(path),
+        ) from error
+    import pandas
+
+    try:
+        table = pandas.read_excel(path, dtype=str, keep_default_na=False)
+    except (ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DatasetError(f"{path} is not a readable workbook: {error}", path=str(path)) from error
+    return _rows_of_texts([dict(row) for row in table.to_dict("records")])
 
 
 def _open_parquet(path: Path) -> Rows:

@@ -10,6 +10,7 @@ Results and datasets have as many rows as their user made, so only their lines a
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import signal
@@ -88,10 +89,18 @@ def read_file(path: str | PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> byt
 
 
 def read_text(path: str | PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> str:
-    """The text of a UTF-8 file, with line ends as ``\\n``. *Raises* OSError; TooLong;
-    UnicodeDecodeError."""
-    text = read_file(path, max_bytes).decode()
+    """The text of a UTF-8 file, or of UTF-16 with its mark, with line ends as ``\\n``. *Raises*
+    OSError; TooLong; UnicodeDecodeError."""
+    content = read_file(path, max_bytes)
+    text = content.decode(encoding_of(content[:4]))
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def encoding_of(beginning: bytes) -> str:
+    """The encoding that the first bytes of a text declare, as programs of Windows write it; else
+    UTF-8."""
+    is_utf_16 = beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return "utf-16" if is_utf_16 else "utf-8-sig"
 
 
 def read_stream(stream: SupportsRead[bytes], max_bytes: int, what: str) -> bytes:

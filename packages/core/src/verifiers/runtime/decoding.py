@@ -98,6 +98,11 @@ def decode_toml(text: str) -> dict[str, Any]:
             if word[1] != "None":
                 instead = f"writes {word[1].lower()}, not {word[1]}"
             raise ValueError(f"{error}: TOML {instead}") from None
+        if re.search(r'=\s*\[?\s*"[^"]*\\', line):
+            raise ValueError(
+                f"{error}: in double quotes a backslash begins an escape; write a path of Windows"
+                " in single quotes, or with /"
+            ) from None
         raise
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
