@@ -4,6 +4,7 @@ secrets apart."""
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -175,3 +176,58 @@ def test_addresses_without_a_key_stay(text):
 @pytest.mark.parametrize("login", ["token-alone", "me:p@ss:word", "me:pa%40ss"])
 def test_the_login_of_an_address_is_hidden_to_its_end(login):
     assert redacted_text(f"https://{login}@host/x") == f"https://{HIDDEN}@host/x"
+
+
+# --- long and hostile texts -----------------------------------------------------------------------
+
+WORST = (
+    "a. n- a:// a://x@ eyJ- eyJaaaaaaaaaaaaaaaaaaaaaaaaa. eyJaaaaaaaaaaaaaaaaaaaaaaaaa- sk- hf_"
+    " authorization authorization: authorization:bearer bearer api_key password= ?a ?key= &a= {}"
+).split()
+
+
+@pytest.mark.parametrize("part", [*WORST, "bearer ", "api_key ", "a ", " ", "\n", "İ"])
+def test_a_long_text_is_cut_first_and_takes_no_time(part):
+    text = part * (1_000_000 // len(part))
+    started = time.process_time()
+    shown = redacted_text(text)
+    assert time.process_time() - started < 0.1
+    assert len(shown) < redaction.MAX_TEXT_CHARS + 100
+    assert "characters left out" in shown or len(shown) < 1000
+
+
+@pytest.mark.parametrize("distance", [0, 1, 10, 39, 40, 41, 3000])
+def test_no_part_of_a_secret_across_a_cut_is_shown(distance, monkeypatch):
+    secret = "sk-proj-" + "".join(f"{i:04d}" for i in range(8))
+    monkeypatch.setenv("OF_THE_TEST_KEY", by_value := "value-" + "xy12" * 300)
+    for hidden in (secret, by_value):
+        for half in (-1000, 1000):  # before the first end of the cut, or before the second
+            place = (1000 if half < 0 else 200_000 - 1000) - min(distance, len(hidden))
+            text = ("a " * 100_000)[: place - 1] + " " + hidden
+            text += (" b" * 100_000)[: max(0, 200_000 - len(text))]
+            shown = redacted_text(text, 2000)
+            assert not any(hidden[i : i + 12] in shown for i in range(len(hidden) - 12))
+            assert "characters left out" in shown
+
+
+def test_a_text_of_a_setting_is_never_cut():
+    text = "a " * 100_000
+    assert redacted({"prompt": text}) == digested({"prompt": text}) == {"prompt": text}
+    assert redacted_words(["--env.args.prompt", text])[1] == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "HTTPS://user:hunter2hunter2@host/",
+        "proxy-authorization: Basic hunter2hunter2",
+        "x-eyJhbGciOiJIUzI1NiJ9abc.eyJhunter2hunter2MjM0.SflKxwRJSMeKKF2QT4",
+        "?page=2&version=3&x-signature=hunter2hunter2",
+        "#access_token=hunter2hunter2",
+    ],
+)
+def test_shapes_are_found_in_every_spelling(text):
+    assert "hunter2" not in redacted_text(text)
+    assert redacted_text("?page=2&version=1.2.3.4.5.6.7.8.9.10") == (
+        "?page=2&version=1.2.3.4.5.6.7.8.9.10"
+    )

@@ -29,8 +29,6 @@ _ASK = (
     "import json, sys; print(json.dumps([sys.executable, sys.prefix, sys.base_prefix, *sys.path]))"
 )
 _PYTHON = re.compile(r"pythonw?[\d.]*t?")
-_METADATA = re.compile(r"(?m)^# /// script$\s(?:^#(?:| .*)$\s)+?^# ///$")
-"""Requirements that a script has in its own comments (PEP 723)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +113,28 @@ def _without_uv(command: tuple[str, ...], folder: str) -> tuple[str, ...]:
             key="command",
         )
     arguments.pop()
-    metadata = None
+    metadata = ""
     if name.endswith(".py") and (script := Path(folder, name)).is_file():
-        metadata = _METADATA.search(read_text(script))
-    code = f"{metadata[0] if metadata else ''}\n{_ASK}\n"
+        metadata = _requirements_in(read_text(script))
+    code = f"{metadata}\n{_ASK}\n"
     python = _answer([command[0], "run", *options, "-"], folder, f"{text} failed", code)[0]
     if name.endswith(".py"):
         return (python, name, *arguments)
     if _PYTHON.fullmatch(name):
         return (python, *arguments)
     return (shutil.which(name, path=str(Path(python).parent)) or name, *arguments)
+
+
+def _requirements_in(script: str) -> str:
+    """The requirements that a script has in its own comments (PEP 723); "" without any."""
+    lines = script.splitlines()
+    start = lines.index("# /// script") if "# /// script" in lines else len(lines)
+    for end, line in enumerate(lines[start + 1 :], start + 1):
+        if line == "# ///":
+            return "\n".join(lines[start : end + 1])
+        if line != "#" and not line.startswith("# "):
+            break
+    return ""
 
 
 def _runs(words: Sequence[str], number: int) -> bool:

@@ -63,6 +63,14 @@ def _rebuild(cls: type[VerifiersError], message: str, facts: dict[str, Any]) -> 
     return cls(message, **facts)
 
 
+def message_of(error: BaseException) -> str:
+    """The text of an exception of any class, whose ``__str__`` may raise too."""
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001 - code of an author
+        return f"its message cannot be shown: {type(failure).__name__}"
+
+
 # --- invalid use ----------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from verifiers.runtime.decoding import decode_json
 
 NO_EFFECT = frozenset(("LABEL", "MAINTAINER", "EXPOSE", "CMD"))
 _FLAG = re.compile(r"--[a-z-]+(=\S*)?\s+")
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-((?:[^$}]|\$(?!\{))*))?\})")
 
 
 @dataclass(frozen=True, slots=True)

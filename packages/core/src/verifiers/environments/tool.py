@@ -24,7 +24,14 @@ from verifiers.data.messages import field, normalize_chat, normalize_message
 from verifiers.data.tool_schema import ToolFunction, parse_arguments, shortened, tool_name
 from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
 from verifiers.environments.tool_answers import all_listed, as_answer, bounded, listed
-from verifiers.errors import ConfigError, RolloutError, ToolCallError, ToolParseError, UsageError
+from verifiers.errors import (
+    ConfigError,
+    RolloutError,
+    ToolCallError,
+    ToolParseError,
+    UsageError,
+    message_of,
+)
 from verifiers.rollouts.author_code import fault, maybe_await, passes, setup, stop
 from verifiers.rollouts.state import State
 from verifiers.rubrics.tool_rubric import count_calls, metric_name
@@ -271,7 +278,8 @@ class ToolEnv(MultiTurnEnv):
         if not failure.scorable:
             raise failure
         try:
-            return str(self.error_formatter(error)) or type(error).__name__
+            as_text = message_of if self.error_formatter is str else self.error_formatter
+            return str(as_text(error)) or type(error).__name__
         except Exception as failed:
             raise fault("error_formatter", failed) from failed
 
@@ -301,7 +309,7 @@ class ToolEnv(MultiTurnEnv):
 
 def _call_error(tool: str, error: Exception) -> ToolCallError:
     wrapped = ToolCallError(
-        f"the tool {tool!r} raised {type(error).__name__}: {shortened(str(error))}"
+        f"the tool {tool!r} raised {type(error).__name__}: {shortened(message_of(error))}"
     )
     wrapped.__cause__ = error
     return wrapped

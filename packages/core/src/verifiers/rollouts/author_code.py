@@ -25,7 +25,14 @@ from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from verifiers.errors import ConfigError, EnvironmentFault, RolloutError, RunError, UsageError
+from verifiers.errors import (
+    ConfigError,
+    EnvironmentFault,
+    RolloutError,
+    RunError,
+    UsageError,
+    message_of,
+)
 from verifiers.types import AttributeDict
 
 if TYPE_CHECKING:
@@ -354,10 +361,7 @@ def is_cancelled() -> bool:
 
 def fault(name: str, error: BaseException) -> EnvironmentFault:
     """The failure of the hook ``name``, chained to the exception that it raised."""
-    try:
-        message = str(error) or "no message"
-    except Exception as failure:  # noqa: BLE001 - an author's __str__ may raise anything
-        message = f"its message cannot be shown: {type(failure).__name__}"
+    message = message_of(error) or "no message"
     environment_fault = EnvironmentFault(
         f"{name} raised {type(error).__name__}: {message}", hook=name
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiers.errors import ScoringError, VerifiersError
+from verifiers.errors import ScoringError, VerifiersError, message_of
 from verifiers.runtime.redaction import redacted_text
 from verifiers.types import AttributeDict
 
@@ -48,20 +48,20 @@ class ErrorInfo(AttributeDict):
             if not name.isidentifier():
                 name, message = str(error).split("(", 1)[0], str(error)
             blank = dict.fromkeys(("error_chain_repr", "error_chain_str", "where", "traceback"))
-            text = redacted_text(message)
+            text = redacted_text(message, MAX_MESSAGE_CHARS)
             return cls(blank, error=name, message=text, retryable=False, attempts=0)
         chain = error_chain(error)
         attempts = getattr(error, "attempts", None)
         return cls(
             error=type(error).__name__,
-            message=_cut(redacted_text(str(error)), MAX_MESSAGE_CHARS),
-            error_chain_repr=_cut(redacted_text(" -> ".join(map(repr, chain))), MAX_MESSAGE_CHARS),
+            message=redacted_text(message_of(error), MAX_MESSAGE_CHARS),
+            error_chain_repr=redacted_text(" -> ".join(map(_repr, chain)), MAX_MESSAGE_CHARS),
             error_chain_str=" -> ".join(type(link).__name__ for link in chain),
             where=_where(error),
             retryable=bool(getattr(error, "retryable", False)),
             attempts=attempts if isinstance(attempts, int) else len(attempts or ()),
-            traceback=_cut(
-                redacted_text("".join(traceback.format_exception(error))), MAX_TRACEBACK_CHARS
+            traceback=redacted_text(
+                "".join(traceback.format_exception(error)), MAX_TRACEBACK_CHARS
             ),
         )
 
@@ -106,12 +106,19 @@ class ErrorInfo(AttributeDict):
 
 def error_chain(error: BaseException) -> list[BaseException]:
     """The exception and its chain of causes, outermost first."""
-    chain: list[BaseException] = []
+    chain: dict[int, BaseException] = {}
     link: BaseException | None = error
-    while link is not None and link not in chain:
-        chain.append(link)
+    while link is not None and id(link) not in chain:
+        chain[id(link)] = link
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return chain
+    return list(chain.values())
+
+
+def _repr(error: BaseException) -> str:
+    try:
+        return repr(error)
+    except Exception:  # noqa: BLE001 - an author's __repr__ may raise anything
+        return f"{type(error).__name__}({message_of(error)!r})"
 
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
@@ -131,10 +138,3 @@ def _where(error: BaseException) -> str | None:
         return f"{name} ({facts['file']}:{facts['line']})" if has_line else str(name)
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else None
-
-
-def _cut(text: str, limit: int) -> str:
-    half = limit // 2
-    if len(text) <= limit:
-        return text
-    return f"{text[:half]}\n… {len(text) - limit} characters left out …\n{text[-half:]}"

@@ -21,7 +21,7 @@ from verifiers.clients.resolve import as_client, client_and_model
 from verifiers.clients.spending import check_metered
 from verifiers.compat import JUDGE_PARAMETERS, rename
 from verifiers.data.messages import last_text
-from verifiers.errors import ConfigError, MissingKeyError, RunError, ScoringError
+from verifiers.errors import ConfigError, MissingKeyError, RunError, ScoringError, message_of
 from verifiers.rollouts.author_code import maybe_await
 from verifiers.rollouts.state import State
 from verifiers.rubrics import judging
@@ -350,7 +350,7 @@ class JudgeRubric(Rubric):
         except RunError:
             raise
         except Exception as error:  # any failure makes this verdict unknown; the cause is chained
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {message_of(error)}"
             if isinstance(error, TimeoutError) and limit_s is not None:
                 reason = f"no answer within {limit_s:g} s"
             judge = _label(model)

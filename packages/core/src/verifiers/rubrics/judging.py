@@ -76,7 +76,7 @@ _BOX_IN_DATA = re.compile(
     r"\\boxed[^A-Za-z]{0,8}(?:(?:text|mathrm|mathbf|textbf)[^A-Za-z]{1,8})?([A-Ca-c])(?![A-Za-z0-9_^])"
 )
 _BOX_AT_THE_END = re.compile(
-    r"\\boxed\s*\{.{0,80}?\}[\s.*`'\"$)}\]]*(?:(?:[-–—:]\s*[A-Za-z]+|[A-Z]+)(?:["
+    r"\\boxed\s*\{.{0,80}?\}[\s.*`'\"$)}\]]*+(?:(?:[-–—:]\s*[A-Za-z]+|[A-Z]+)(?:["
     r" _][A-Za-z]+)?)?[\s.*`'\"$)\]]*",
     re.DOTALL,
 )

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from verifiers.errors import RunError, ScoringError
+from verifiers.errors import RunError, ScoringError, message_of
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import State
 from verifiers.rollouts.values import LARGEST, number
@@ -394,9 +394,9 @@ def scoring_error(error: BaseException, name: str, state: State | None = None) -
         error.facts.setdefault("function", name)
         return error
     if isinstance(error, TimeoutError):
-        text = str(error) or "timed out"
+        text = message_of(error) or "timed out"
     else:
-        text = f"raised {type(error).__name__}: {error}"
+        text = f"raised {type(error).__name__}: {message_of(error)}"
     message = f"reward function {name!r}: {text}"
     record = None if state is None else state.record
     if (

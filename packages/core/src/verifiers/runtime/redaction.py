@@ -5,7 +5,8 @@ A secret is known by its *name* (``judge_api_key``, ``X-Api-Key``, the values of
 its *shape* (``sk-…``, ``Bearer …``, a login or a long value in a URL), or by its *value*: those of
 environment variables with KEY, TOKEN, SECRET or PASSWORD in their names, and those passed to
 ``remember_secrets``. ``***`` stands for it; in the identity of a run a short digest follows, so
-that two secrets differ. Text of models and datasets is not searched.
+that two secrets differ. Text of models and datasets is not searched. A long text is cut before it is
+searched, and every pattern takes time in proportion to the text, whatever stands in it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ MIN_SECRET_CHARS = 8
 """Shorter values ("1", "true") are not searched for in texts; replacing them would corrupt the
 text."""
 
+MAX_TEXT_CHARS = 32_768
+"""Of a longer text, which quotes a reply or a file, both ends are shown."""
+_ROOM_CHARS = 4_096
+"""Searched beyond a cut, so that a secret across it is known."""
+
 _VARIABLES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _CREDENTIAL = re.compile(
     r"(^|_)((api|subscription|access|private|signing|secret)_?keys?|secret_access_keys?|client_secrets?"
@@ -39,20 +45,24 @@ _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _DIGEST = re.compile(r" [0-9a-f]{8}$")
 _DIGESTED = re.compile(re.escape(HIDDEN) + r"( [0-9a-f]{8})?$")
 _KEYS = r"(api[-_]?key|(access|auth|session|refresh)[-_]token|secret[-_](access[-_])?key|client[-_]secret|passw(or)?d)"
+_ENDS_OF_NAMES = "|".join(
+    f"(?<={end}=)"
+    for end in "key token secret password passwd pwd code sig signature auth credential".split()
+)
 _PATTERNS = (
-    re.compile(
-        r"(?i)((?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic)\s+)?)[^\s'\",}]+"
-    ),
+    re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic)\s+)?)[^\s'\",}]+"),
     re.compile(r"(?i)(\bbearer\s+)[\w.~+/=-]{8,}"),
     re.compile(rf"(?i)((?:{_KEYS})['\"]?\s*[:=]\s*['\"]?)[^\s'\",}}]+"),
-    re.compile(r"(\b[a-z][a-z+.-]*://)(?!git@)[^/\s?#'\"]+(?=@)"),  # a login, or a token alone
+    re.compile(r"()(?<=://)(?!git@)[^/\s?#'\"]+(?=@)"),  # a login, or a token alone
     re.compile(  # a value of an address: by its name, or as long as no word is
-        r"(?i)([?&#;](?:[\w.~-]*(?:key|token|secret|passw(?:or)?d|pwd|code|sig|signature|auth|credential)"
-        r"=|(?![\w-]*version=)[\w.~-]+=(?=[^&\s#'\"]{16})))[^&\s#'\"]+"
+        rf"(?i)([?&#;][\w.~-]++=(?:{_ENDS_OF_NAMES}|(?<!version=)(?=[^&\s#'\"]{{16}})))[^&\s#'\"]+"
     ),
     re.compile(
         r"()\b(sk-[\w-]{16,}|(hf|gsk|r8|gh[pousr])_\w{20,}|github_pat_\w{20,}|(glpat|nvapi|xox[abprs])-[\w-]{16,}"
-        r"|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{16,}\.[\w-]{16,}\.[\w-]+)"
+        r"|AKIA[0-9A-Z]{16}|AIza[\w-]{30,})"
+    ),
+    re.compile(  # a JWT; a run of its characters is searched once, and only if two more follow
+        r"(?<![\w-])(?=[\w-]{19,}+\.[\w-]{16,}+\.[\w-])((?:[\w-]*?-)?)eyJ[\w-]{16,}\.[\w-]+\.[\w-]+"
     ),
 )
 _remembered: set[str] = set()
@@ -94,12 +104,28 @@ def remember_secrets(settings: object) -> None:
 # --- texts ----------------------------------------------------------------------------------------
 
 
-def redacted_text(text: str) -> str:
-    """The text with secrets replaced by ``***``.
+def redacted_text(text: str, max_chars: int | None = MAX_TEXT_CHARS) -> str:
+    """The text with secrets replaced by ``***``; of a text longer than ``max_chars`` both ends (None:
+    all of it).
 
     >>> redacted_text("headers: {'Authorization': 'Bearer abc123'}, judge_api_key='x', https://me:pass@host")
     "headers: {'Authorization': 'Bearer ***'}, judge_api_key='***', https://***@host"
     """
+    if max_chars is None:
+        return _without_secrets(text)
+    room, half = max(_ROOM_CHARS, *map(len, _remembered), 0), max_chars // 2
+    if len(text) <= max_chars + 2 * room:
+        redacted_whole = _without_secrets(text)
+        if len(redacted_whole) <= max_chars:
+            return redacted_whole
+        head, tail = redacted_whole[:half], redacted_whole[-half:]
+    else:  # without what is beside the cut, which may be a part of a secret
+        head = _without_secrets(text[: half + room])[:-room][:half]
+        tail = _without_secrets(text[-half - room :])[room:][-half:]
+    return f"{head}\n… {len(text) - max_chars} characters left out …\n{tail}"
+
+
+def _without_secrets(text: str) -> str:
     for secret in _remembered:
         text = text.replace(secret, HIDDEN)
     for name, value in os.environ.items():
@@ -139,7 +165,7 @@ def _redacted_value(value: str, option: str) -> str:
     try:
         content = decode_json(value)
     except ValueError:
-        return redacted_text(value)
+        return redacted_text(value, None)
     redacted_content = redacted(content) if isinstance(content, dict | list) else content
     return (
         value if redacted_content == content else json.dumps(redacted_content, ensure_ascii=False)
@@ -158,7 +184,7 @@ def redacted(settings: object) -> Any:
     0.5}
     """
     return _walk(
-        settings, lambda text, name: HIDDEN, is_secret_name, lambda text: redacted_text(text)
+        settings, lambda text, name: HIDDEN, is_secret_name, lambda text: redacted_text(text, None)
     )
 
 
@@ -215,7 +241,7 @@ def _digested(text: str, name: str) -> str:
 def _digested_text(text: str) -> str:
     if len(text) < MIN_SECRET_CHARS or _DIGESTED.match(text):
         return text
-    readable = redacted_text(text)
+    readable = redacted_text(text, None)
     return text if readable == text else f"{readable} {_digest(text, '')}"
 
 

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+_SPACE = re.compile(r"\s*")
 _SPECIAL = re.compile("|".join(re.escape(token) for token in SPECIAL_TOKENS))
-_THINK = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
 
 class ByteTokenizer:
@@ -96,7 +96,7 @@ class ByteTokenizer:
         for i, message in enumerate(messages):
             content = self.render(message)
             if message["role"] == "assistant" and not self.keep_reasoning and i < last_user:
-                content = _THINK.sub("", content)
+                content = _without_reasoning(content)
             ids.append(self.convert_tokens_to_ids(f"<|{message['role']}|>"))
             ids += [*_bytes(content), self.eos_token_id]
         if add_generation_prompt:
@@ -118,6 +118,16 @@ class ByteTokenizer:
                 f"<tool_call>{json.dumps([function['name'], function['arguments']])}</tool_call>"
             )
         return content
+
+
+def _without_reasoning(content: str) -> str:
+    """A text without its ``<think>…</think>`` blocks and the white space after each."""
+    parts, position, last = [], 0, content.rfind("</think>")
+    while 0 <= (start := content.find("<think>", position)) < last:
+        parts.append(content[position:start])
+        position = content.index("</think>", start) + len("</think>")
+        position = _SPACE.match(content, position).end()  # type: ignore[union-attr]
+    return "".join([*parts, content[position:]])
 
 
 def _bytes(text: str) -> list[int]:

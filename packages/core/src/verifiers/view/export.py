@@ -32,7 +32,7 @@ MAX_COMPARED = 12
 REPORT_EVERY_S = 2.0
 MARKER = "vf-view-copy"
 """Marks the page of a copy, to distinguish it from other folders."""
-_IMPORT = re.compile(r"^import\s*\{[^}]*\}\s*from\s*\"\./([\w.-]+)\";\n", re.MULTILINE)
+_IMPORT = re.compile(r"^import\s*\{[^{}]*\}\s*from\s*\"\./([\w.-]+)\";\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?function|const|let|class)", re.MULTILINE)
 _ENTRY = "app.js"
 

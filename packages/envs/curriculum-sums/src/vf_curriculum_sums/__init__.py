@@ -21,7 +21,7 @@ SHOTS = (("12 + 7", 19), ("30 + 25", 55), ("41 + 8", 49))
 """Solved sums. Shown with the sum again before the result: a small model is right eight times as
 often as after bare results."""
 
-_MARKED = re.compile(r"[\s*$`]*(?:\\boxed\{)?([^{}]*?)\}?[\s*$`.]*")
+_MARKED = re.compile(r"[\s*$`]*+(?:\\boxed\{)?([^{}\s*$`.]*+)\}?[\s*$`.]*+")
 """A number between marks."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,40}")
 

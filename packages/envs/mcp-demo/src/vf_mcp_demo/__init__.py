@@ -21,7 +21,7 @@ SYSTEM_PROMPT = (
     "When you know the answer, give the number alone inside <answer> and </answer> tags."
 )
 
-_MARKED = re.compile(r"[\s*$`]*(?:\\boxed\{)?([^{}]*?)\}?[\s*$`.]*")
+_MARKED = re.compile(r"[\s*$`]*+(?:\\boxed\{)?([^{}\s*$`.]*+)\}?[\s*$`.]*+")
 """A number between marks."""
 _NUMBER = re.compile(r"[0-9]{1,20}")
 

@@ -93,7 +93,7 @@ def is_equal(reply: str, answer: str) -> bool:
     return reply.strip() == answer
 
 
-_FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
+_FENCED = re.compile(r"```(?:json)?[ \t\r]*\n(.*)\n[ \t\r]*```", re.DOTALL)
 
 
 def is_equal_json(reply: str, answer: str) -> bool:
@@ -103,7 +103,7 @@ def is_equal_json(reply: str, answer: str) -> bool:
     >>> is_equal_json('{"age": 31, "name": "Tim"}', '{"name": "Tim", "age": 31}'), is_equal_json("Tim", '"Tim"')
     (True, False)
     """
-    fenced = _FENCED.fullmatch(reply)
+    fenced = _FENCED.fullmatch(reply.strip())
     try:
         return bool(json.loads(fenced[1] if fenced else reply) == json.loads(answer))
     except (ValueError, RecursionError):

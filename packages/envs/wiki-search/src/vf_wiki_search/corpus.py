@@ -10,6 +10,7 @@ import functools
 import gzip
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,15 +108,16 @@ def from_markdown(page_id: str, title: str, content: str) -> Page:
     >>> list(from_markdown("7", "Owl", "A bird.\\n# Food\\nMice.").sections.items())
     [('7:summary', ('Summary', 'A bird.')), ('7:food', ('Food', 'Mice.'))]
     """
-    parts = re.split(r"^#{1,6} +(.+?) *$", content, flags=re.MULTILINE)
+    parts = re.split(r"^#{1,6} ++(.+)$", content, flags=re.MULTILINE)
     sections: dict[str, tuple[str, str]] = {}
+    counts: Counter[str] = Counter()
     for heading, text in zip(["Summary", *parts[1::2]], parts[0::2], strict=True):
         if text.strip():
             section_id = base = f"{page_id}:{slug(heading)}"
-            number = 2
             while section_id in sections:
-                section_id, number = f"{base}-{number}", number + 1
-            sections[section_id] = (heading, text.strip())
+                counts[base] += 1
+                section_id = f"{base}-{counts[base] + 1}"
+            sections[section_id] = (heading.strip(), text.strip())
     return Page(page_id, title, sections)
 
 

@@ -61,4 +61,4 @@ def sheet_of(device: str) -> DataSheet | None:
 
 
 def _words(name: str) -> set[str]:
-    return set(re.findall(r"TI\b|LAPTOP|[A-Z]*\d+[GS]?", name.upper().replace("RTX", " ")))
+    return set(re.findall(r"TI\b|LAPTOP|[A-Z]{0,20}\d{1,9}[GS]?", name.upper().replace("RTX", " ")))

@@ -195,8 +195,12 @@ def _as_in_shots(turn: Turn, text: str) -> str:
     shots = [message_text(m) for m in earlier if m.get("role") == "assistant"]
     if turn.number or not shots:
         return text
-    match = re.search(r"(\S+?)(</\w+>|[.}]*)\s*$", shots[-1])
-    tag = re.search(r"<(\w+)>[^<]*</\1>\s*$", shots[-1])
-    if tag:
+    if tag := re.search(r"<(\w+)>[^<]*</\1>\s*$", shots[-1]):
         return f"<{tag[1]}>{text}</{tag[1]}>"
-    return shots[-1][: match.start(1)] + text + match[2] if match and "{" in shots[-1] else text
+    shot = shots[-1].rstrip()
+    closing = re.search(r"</\w+>$", shot)
+    body = shot[: closing.start()] if closing else shot.rstrip(".}")
+    last_word = body.split()[-1:]
+    if not last_word or "{" not in shot:
+        return text
+    return body.removesuffix(last_word[0]) + text + shot[len(body) :]

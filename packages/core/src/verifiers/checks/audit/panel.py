@@ -244,10 +244,12 @@ def data_of(question: str) -> str:
     paragraphs = [part.strip() for part in re.split(r"\n\s*\n", question) if part.strip()]
     if len(paragraphs) >= 3:
         return paragraphs[len(paragraphs) // 2]
-    if quoted := re.findall(r'"([^"\n]+)"|`+\w*\n?([^`]+)`+', question):
+    if quoted := re.findall(r'"([^"\n]+)"|(?<!`)`++(?:\w*\n)?([^`]+)`+', question):
         return str(quoted[-1][0] or quoted[-1][1]).strip()
-    if tagged := re.search(r"<(\w+)>\s*(.+?)\s*</\1>", question, re.DOTALL):
-        return tagged[2]
+    ends = {tag[1]: tag.start() for tag in re.finditer(r"</(\w+)>", question)}
+    for tag in re.finditer(r"<(\w+)>", question):
+        if tag.end() < ends.get(tag[1], 0):
+            return question[tag.end() : question.index(f"</{tag[1]}>", tag.end())].strip()
     lines = [line for line in question.strip().split("\n") if line.strip()]
     head, colon, question_data = question.partition(":")
     if colon and question_data.strip() and "\n" not in head.strip():
@@ -301,7 +303,7 @@ HEARD: Mapping[str, Callable[[str], str]] = {
     "the last line of the last message": lambda text: _last(text.strip().split("\n")),
     "the last word of the last message": lambda text: _last(_words(text)).strip("?.!"),
     "the first bracketed word of the last message": lambda text: _first(
-        re.findall(r"\[[^\]\n]+\]", text)
+        re.findall(r"\[[^\[\]\n]+\]", text)
     ),
 }
 """Name -> part of what the environment said last."""

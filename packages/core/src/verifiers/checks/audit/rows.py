@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from verifiers.checks.audit.answers import answer_text, question_of
 from verifiers.checks.audit.panel import Answers
@@ -75,10 +75,19 @@ def _leak(example: Example) -> str:
     pattern = rf"(?<![\w.-]){re.escape(answer)}(?![\w-])"
     if len(answer) > 2 and any(re.search(pattern, text) for text in system):
         return f"system message with {answer[:60]}"
-    comment = re.search(
-        r"<!--.*?-->|\[\[.*?\]\]|\(\(.*?\)\)|#\s*[A-Za-z]+:.*$", question, re.DOTALL | re.MULTILINE
-    )
-    return comment[0] if comment is not None and re.search(pattern, comment[0]) else ""
+    return next((aside for aside in _asides(question) if re.search(pattern, aside)), "")
+
+
+def _asides(question: str) -> Iterator[str]:
+    """Parts of a question that are not part of what it asks: comments, and text in double
+    brackets."""
+    for opening, closing in (("<!--", "-->"), ("[[", "]]"), ("((", "))")):
+        start = question.find(opening)
+        end = question.find(closing, start)
+        if 0 <= start < end:
+            yield question[start : end + len(closing)]
+    if (comment := re.search(r"#\s*[A-Za-z]+:", question)) is not None:
+        yield question[comment.start() :]
 
 
 def _row_key(example: Example, is_single: bool) -> str:

@@ -219,7 +219,7 @@ def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
                 value, left_out = without_secrets(value)
                 for key in left_out:
                     comments += f"# {name}.{key} is a secret and is not printed\n"
-            if isinstance(value, str) and (printable := redacted_text(value)) != value:
+            if isinstance(value, str) and (printable := redacted_text(value, None)) != value:
                 value = printable
                 comments += f"# {name} holds a secret: write it again where *** stands\n"
             if value is not None and value != () and not (name in MERGED and not value):

@@ -11,7 +11,6 @@ the commands.
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -149,7 +148,10 @@ def _check_others(command: str, before: dict[str, str]) -> None:
 
 def _plain(version: str) -> str:
     """A normalised version, in which 1.2, v1.2 and 1.2.0 are equal."""
-    return re.sub(r"(\.0+)+$", "", version.lower().removeprefix("v"))
+    parts = version.lower().removeprefix("v").split(".")
+    while len(parts) > 1 and parts[-1] and not parts[-1].strip("0"):
+        parts.pop()
+    return ".".join(parts)
 
 
 # --- installing -----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from verifiers.data.tool_schema import ToolFunction
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.mcp_servers import Servers, ServerSpec
 from verifiers.environments.tool import CallOptions, ToolEnv
-from verifiers.errors import ConfigError, ToolCallError
+from verifiers.errors import ConfigError, ToolCallError, message_of
 from verifiers.rollouts.author_code import setup, teardown
 from verifiers.rollouts.state import State
 from verifiers.runtime.signatures import spell_out
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 def tell_error(error: Exception) -> str:
     """Format an error for the model; the default ``error_formatter``."""
-    return f"Error: {error}"
+    return f"Error: {message_of(error)}"
 
 
 class ServerOptions(CallOptions, total=False):

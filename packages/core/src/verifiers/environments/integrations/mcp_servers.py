@@ -37,6 +37,7 @@ from verifiers.environments.integrations.mcp_http import (
     headers_of,
     http_streams,
 )
+from verifiers.environments.integrations.mcp_results import result_check
 from verifiers.errors import ConfigError, InfraError, MissingKeyError, UsageError
 from verifiers.runtime.bounded import size_text
 from verifiers.runtime.redaction import redacted_text
@@ -389,6 +390,7 @@ class _Server:
                 except Exception as error:  # noqa: BLE001  raised in ``_start``, which awaits it
                     ready.set_exception(_only(error))
                     return
+                client.session.validate_tool_result = result_check(connection.tools)  # type: ignore[method-assign, assignment]
                 connection.session = client
                 ready.set_result(None)
                 await connection.ended.wait()

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verifiers.errors import RunError
+from verifiers.errors import RunError, message_of
 from verifiers.rollouts.contract import LoadedFrom
 from verifiers.runs.plan import Job
 from verifiers.runs.rollout import RunContext
@@ -122,4 +122,4 @@ def portable(error: BaseException) -> BaseException:
             return error
     except Exception:  # noqa: BLE001 - a foreign exception class may raise anything; its message is sent
         pass
-    return RunError(f"{type(error).__name__}: {error}")
+    return RunError(f"{type(error).__name__}: {message_of(error)}")

@@ -41,7 +41,7 @@ FIRST: dict[str, str] = {
 }
 """Feature -> the first release that has it."""
 
-_NUMBER = re.compile(r"\d+\.\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"(?<!\d)\d+\.\d+(?:\.\d+)?")
 
 
 def parse_version(text: str) -> Version | None:
