@@ -121,7 +121,7 @@ def save_outputs(
         raise ConfigError(f'mode is {mode!r}; it must be "w" or "a"', key="mode")
     folder = Path(results_path)
     folder.mkdir(parents=True, exist_ok=True)
-    lines = b"".join(encode_row(output) + b"\n" for output in outputs)
+    lines = b"".join(encode_row(native.encoded_output(output)) + b"\n" for output in outputs)
     if mode == "w":
         atomic_write(folder / RESULTS_NAME, lines)
         return

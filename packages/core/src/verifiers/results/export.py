@@ -1,31 +1,38 @@
-"""Results as a dataset, a run directory, one JSON Lines file or one Parquet file.
+"""Results as a dataset, a run directory, a file of JSON lines, Parquet or CSV, or trajectories.
 
-A column whose values do not fit one Arrow type is written as JSON text, never dropped. Tables have
-the escape of a lone surrogate, which UTF-8 cannot encode; JSON Lines have itself.
+Each takes the rollouts as the journal encodes them (``rows.journal_rows``), one or a batch at a
+time, and appears whole (``storage.files.replacing``). A folder, JSON lines, Parquet and trajectories
+are read again as they were. A table has a type for each column: values that do not fit one are JSON
+text, a struct has null for a key that an object lacks, and a lone surrogate, which UTF-8 cannot
+encode, is its escape. What a row of a Parquet file has otherwise is in its column ``_verifiers``.
+CSV, data sets and frames have no such column, and are not read again.
 """
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError
-from verifiers.results.atif import to_trajectory
 from verifiers.results.rows import (
     RolloutOutput,
-    content_hash,
+    encoded_output,
     example_key,
+    journal_rows,
     json_ready,
-    row_for_disk,
+    remainder_of,
+    with_remainder,
 )
 from verifiers.results.statistics import mean
-from verifiers.runtime.decoding import decode_message
+from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import encode_row, in_utf8
 from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME
-from verifiers.storage.files import atomic_write
+from verifiers.storage.files import atomic_write, replacing
 from verifiers.storage.journal import Journal
 
 if TYPE_CHECKING:
@@ -36,8 +43,14 @@ JSON_TEXT = {b"verifiers": b"json"}
 """Mark of a column of a Parquet file that is JSON text."""
 STRUCTURED = frozenset("info metrics error timing token_usage tool_defs".split())
 """Columns of lists and objects, whose texts are JSON in files without marks too."""
+TEXTS_ALONE = frozenset(("trajectory",))
+"""Columns that are JSON text always: a turn has parts of many shapes."""
 FILLED = "prompt completion timing token_usage tool_defs trajectory".split()
 """Columns in which an absent field and null mean the same."""
+REMAINDER = "_verifiers"
+"""Column of a Parquet file: what reading the others would give otherwise, as JSON text."""
+MAX_STRUCT_FIELDS = 1_000
+"""Fields of a column of objects above which it is JSON text: its keys are data."""
 BATCH_SIZE = 2_000
 """Rollouts that are in memory while a Parquet file is written."""
 
@@ -46,10 +59,10 @@ def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
     """A ``datasets.Dataset`` with the columns of all rollouts; unknown numbers are null."""
     from datasets import Dataset
 
-    plain = [in_utf8(json_ready(row)) for row in rows]
+    plain = [in_utf8(encoded_output(row)) for row in rows]
     names = dict.fromkeys(name for row in plain for name in row)
     return Dataset.from_dict(
-        {name: _arrow_column([row.get(name) for row in plain]) for name in names}
+        {name: _arrow_column(name, [row.get(name) for row in plain]) for name in names}
     )
 
 
@@ -77,41 +90,47 @@ def save(
     ConfigError when the directory already holds results.
     """
     target = Path(path)
-    if target.suffix == ".parquet":
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _write_parquet(rollouts, target)
-        return
-    if target.suffix == ".csv":
-        frame = rows_to_dataset(list(rollouts())).to_pandas()
-        for name in frame.columns:
-            frame[name] = frame[name].map(_as_cell)
-        frame.to_csv(target, index=False)
-        return
-    rows = _disk_rows(rollouts())
-    if target.suffix == ".jsonl":
-        target.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(target, b"".join(encode_row(row) + b"\n" for row in rows))
-        return
     if target.suffix in OTHER_FILES:
         raise ConfigError(
             f"results are saved as a folder, .jsonl, .parquet or .csv, not as {target.suffix}",
             path=str(target),
         )
+    if write := _FILES.get(target.suffix):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as new:
+            write(rollouts, new)
+        return
     if (target / RESULTS_NAME).exists():
         raise ConfigError(
             f"{target / RESULTS_NAME} already exists; save into another directory", path=str(target)
         )
     target.mkdir(parents=True, exist_ok=True)
-    with Journal.open(target / RESULTS_NAME) as journal:
-        journal.append_sync(rows)
+    with replacing(target / RESULTS_NAME) as new, Journal.open(new) as journal:
+        for rows in _batches(rollouts()):
+            journal.append_sync(rows)
     _write_metadata(metadata, target)
 
 
+Rollouts = Callable[[], Iterator[RolloutOutput]]
+
+
+def _write_lines(rollouts: Rollouts, file: Path) -> None:
+    with file.open("xb") as opened:
+        opened.writelines(encode_row(row) + b"\n" for row in journal_rows(rollouts()))
+
+
+def _write_csv(rollouts: Rollouts, file: Path) -> None:
+    names = dict.fromkeys(itertools.chain.from_iterable(journal_rows(rollouts())))
+    with file.open("x", encoding="utf-8", errors="backslashreplace", newline="") as opened:
+        writer = csv.DictWriter(opened, list(names), lineterminator="\n")
+        writer.writeheader()
+        for row in journal_rows(rollouts()):
+            writer.writerow({name: _as_cell(value) for name, value in row.items()})
+
+
 def _as_cell(value: object) -> object:
-    """A value in a cell of a CSV file: arrays and objects as JSON."""
-    if not isinstance(value, Mapping | list) and not hasattr(value, "tolist"):
-        return value
-    return json.dumps(json_ready(value), ensure_ascii=False, default=lambda array: array.tolist())
+    """A value in a cell of a CSV file: lists and objects as JSON."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
 
 
 def _write_metadata(metadata: Mapping[str, Any], folder: Path) -> None:
@@ -119,61 +138,47 @@ def _write_metadata(metadata: Mapping[str, Any], folder: Path) -> None:
     atomic_write(folder / METADATA_NAME, content.encode() + b"\n")
 
 
-def trajectories(
-    rollouts: Iterable[RolloutOutput],
-    states: Sequence[Mapping[str, Any]] | None,
-    metadata: Mapping[str, Any],
-    folder: str | Path | None,
-) -> list[dict[str, Any]]:
-    """The rollouts as ATIF trajectories, in their order; each also as a file in ``folder``.
-
-    *Raises* ConfigError for a folder that has files.
-    """
-    names = str(metadata.get("env_id") or ""), str(metadata.get("model") or "")
-    documents = []
-    for output, state in zip(rollouts, states or itertools.repeat({})):  # noqa: B905  without end
-        turns = {"trajectory": state["trajectory"]} if "trajectory" in state else {}
-        documents.append(to_trajectory({**turns, **output}, *names))
-    if folder is not None:
-        target = Path(folder)
-        if target.is_dir() and any(target.iterdir()):
-            raise ConfigError(f"{target} has files; write into another folder", path=str(target))
-        target.mkdir(parents=True, exist_ok=True)
+def write_trajectories(
+    documents: Iterable[Mapping[str, Any]], metadata: Mapping[str, Any], folder: Path
+) -> None:
+    """Write each document as a file of a new folder. *Raises* ConfigError for a folder that has
+    files."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} has files; write into another folder", path=str(folder))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(folder) as new:
+        new.mkdir()
         for number, document in enumerate(documents):
-            atomic_write(target / f"{number:06}.json", encode_row(document) + b"\n")
-        _write_metadata(metadata, target)
-    return documents
+            atomic_write(new / f"{number:06}.json", encode_row(document) + b"\n")
+        _write_metadata({**metadata, "path_to_save": str(folder)}, new)
 
 
-def _disk_rows(outputs: Iterable[RolloutOutput]) -> list[dict[str, Any]]:
-    counts: dict[str, int] = {}
-    rows = []
-    for output in outputs:
-        example_hash = output.get("example_hash") or content_hash(output)
-        sibling = output.get("sibling", counts.get(example_hash, 0))
-        counts[example_hash] = sibling + 1
-        rows.append(row_for_disk(output, example_hash, sibling, output.get("attempts") or 1))
-    return rows
+def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[list[dict[str, Any]]]:
+    rows = journal_rows(rollouts)
+    while batch := list(itertools.islice(rows, BATCH_SIZE)):
+        yield batch
 
 
-def _write_parquet(rollouts: Callable[[], Iterator[RolloutOutput]], target: Path) -> None:
+# --- Parquet --------------------------------------------------------------------------------------
+
+
+def _write_parquet(rollouts: Rollouts, file: Path) -> None:
     """Write one row group for ``BATCH_SIZE`` rollouts; reads them twice where later batches have
-    other columns or types.
-
-    The file appears whole, or not at all.
-    """
-    hidden = target.with_name(f".{target.name}.tmp")
+    other columns or types."""
     types: dict[str, pa.DataType | None] = {}
-    try:
-        while not _write_batches(rollouts(), types, hidden):
-            pass  # again, with the types of all
-        hidden.replace(target)
-    finally:
-        hidden.unlink(missing_ok=True)
+    while not _write_batches(_batches(rollouts()), types, file):
+        pass  # again, with the types of all
+
+
+_FILES: dict[str, Callable[[Rollouts, Path], None]] = {
+    ".parquet": _write_parquet,
+    ".csv": _write_csv,
+    ".jsonl": _write_lines,
+}
 
 
 def _write_batches(
-    rollouts: Iterator[RolloutOutput], types: dict[str, pa.DataType | None], file: Path
+    batches: Iterator[list[dict[str, Any]]], types: dict[str, pa.DataType | None], file: Path
 ) -> bool:
     """Write a Parquet file of columns of these types, those of the first batch where there are none
     yet.
@@ -186,26 +191,39 @@ def _write_batches(
 
     writer, fits = None, True
     try:
-        for columns in _batches(rollouts):
+        for rows in batches:
+            plain: list[dict[str, Any]] = in_utf8(rows)
             before, inferred = dict(types), {}
+            columns = {
+                name: [row.get(name) for row in plain]
+                for name in dict.fromkeys(itertools.chain.from_iterable(plain))
+            }
             for name, values in columns.items():
-                types[name], inferred[name] = _common_type(types.get(name, pa.null()), values)
+                known = None if name in TEXTS_ALONE else types.get(name, pa.null())
+                types[name], inferred[name] = _common_type(known, values)
             fits = fits and types == (before or types)
             if not fits:
                 continue
-            schema = pa.schema(
-                pa.field(name, pa.string(), metadata=JSON_TEXT)
-                if kind is None
-                else pa.field(name, kind)
+            absent = [None] * len(rows)
+            arrays = {
+                name: _of_type(kind, columns.get(name, absent), inferred.get(name))
                 for name, kind in types.items()
+            }
+            read = [_as_read(types[name] is None, name, array) for name, array in arrays.items()]
+            remainders = [
+                remainder_of(row, dict(zip(arrays, values, strict=True)))
+                for row, values in zip(rows, zip(*read, strict=True), strict=True)
+            ]
+            arrays[REMAINDER] = pa.array(
+                [encode_row(each).decode() if each else None for each in remainders], pa.string()
+            )
+            texts = {REMAINDER, *(name for name, kind in types.items() if kind is None)}
+            schema = pa.schema(
+                pa.field(name, array.type, metadata=JSON_TEXT if name in texts else None)
+                for name, array in arrays.items()
             )
             writer = writer or parquet.ParquetWriter(str(file), schema)
-            absent = [None] * len(next(iter(columns.values())))
-            arrays = [
-                _of_type(kind, columns.get(name, absent), inferred.get(name))
-                for name, kind in types.items()
-            ]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            writer.write_table(pa.Table.from_arrays(list(arrays.values()), schema=schema))
         if writer is None:
             parquet.write_table(pa.table({}), file)
     finally:
@@ -228,16 +246,29 @@ def read_parquet(file: Path) -> Iterator[dict[str, Any]]:
                 if field.name in STRUCTURED or JSON_TEXT.items() <= (field.metadata or {}).items()
             }
             for batch in opened.iter_batches(BATCH_SIZE):
-                for row in batch.to_pylist():
-                    for name in texts:
-                        row[name] = None if row[name] is None else decode_message(row[name])
-                    for name in FILLED:
-                        row[name] = _without_nulls(row.get(name))
-                    yield row
-    except (pa.ArrowException, ValueError) as error:
+                names = batch.schema.names
+                columns = [
+                    _as_read(name in texts, name, batch.column(name), REMAINDER not in names)
+                    for name in names
+                ]
+                for values in zip(*columns, strict=True):
+                    row = dict(zip(names, values, strict=True))
+                    remainder = row.pop(REMAINDER, None)
+                    yield row if remainder is None else with_remainder(row, remainder)
+    except (pa.ArrowException, ValueError, TypeError) as error:
         raise ConfigError(
             f"{file} cannot be read as saved rollouts ({error})", path=str(file)
         ) from error
+
+
+def _as_read(is_text: bool, name: str, array: pa.Array, is_older: bool = False) -> list[Any]:
+    """The values of a column as they are read; ``is_older``: a file without ``REMAINDER``."""
+    values: list[Any] = array.to_pylist()
+    if is_text:
+        values = [None if value is None else decode_json(value) for value in values]
+    if name in FILLED if is_older else name in ("prompt", "completion"):
+        return [_without_nulls(value) for value in values]
+    return values
 
 
 def _without_nulls(value: object) -> Any:
@@ -247,13 +278,6 @@ def _without_nulls(value: object) -> Any:
     if isinstance(value, dict):
         return {name: _without_nulls(part) for name, part in value.items() if part is not None}
     return value
-
-
-def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[dict[str, list[Any]]]:
-    """Column -> JSON values of ``BATCH_SIZE`` rollouts; None if a rollout lacks the column."""
-    while batch := [in_utf8(json_ready(row)) for row in itertools.islice(rollouts, BATCH_SIZE)]:
-        names = dict.fromkeys(name for row in batch for name in row)
-        yield {name: [row.get(name) for row in batch] for name in names}
 
 
 def _of_type(kind: pa.DataType | None, values: list[Any], inferred: pa.Array | None) -> pa.Array:
@@ -283,15 +307,15 @@ def _common_type(merged: pa.DataType | None, values: list[Any]) -> tuple[Any, An
         common = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except (pa.ArrowException, OverflowError):  # mixed types
         return None, None
-    return (None, None) if _has_empty_struct(common) else (common, array)
+    return (None, None) if _is_unfit(common) else (common, array)
 
 
-def _arrow_column(values: list[Any]) -> list[Any]:
+def _arrow_column(name: str, values: list[Any]) -> list[Any]:
     """The values, or their JSON texts when no single Arrow type that Parquet supports fits them."""
     import pyarrow as pa
 
     try:
-        if not _has_empty_struct(pa.array(values).type):
+        if name not in TEXTS_ALONE and not _is_unfit(pa.array(values).type):
             return values
     except (pa.ArrowException, OverflowError):  # mixed types become JSON texts
         pass
@@ -302,7 +326,13 @@ def _texts(values: list[Any]) -> list[Any]:
     return [None if value is None else json.dumps(value) for value in values]
 
 
-def _has_empty_struct(arrow_type: pa.DataType) -> bool:
-    if str(arrow_type).startswith("struct") and not arrow_type.num_fields:
-        return True
-    return any(_has_empty_struct(arrow_type.field(i).type) for i in range(arrow_type.num_fields))
+def _is_unfit(kind: pa.DataType) -> bool:
+    """Whether Parquet has no such type, or it has so many fields that its keys are data."""
+    return _num_fields(kind) > MAX_STRUCT_FIELDS
+
+
+def _num_fields(kind: pa.DataType) -> float:
+    """Fields of a type and of those within it; without end for a struct without fields."""
+    if str(kind).startswith("struct") and not kind.num_fields:
+        return math.inf
+    return sum(1 + _num_fields(kind.field(index).type) for index in range(kind.num_fields))

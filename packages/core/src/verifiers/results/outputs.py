@@ -7,6 +7,7 @@ order of their examples, siblings together.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from verifiers import compat
 from verifiers.errors import ConfigError, UsageError
 from verifiers.results.agreement import THRESHOLD, Agreement, agreement, label_of
+from verifiers.results.atif import to_trajectory
 from verifiers.results.comparison import DETECT, Comparison, Measured, compare_runs
-from verifiers.results.export import average_rewards, rows_to_dataset, save, trajectories
+from verifiers.results.export import (
+    average_rewards,
+    rows_to_dataset,
+    save,
+    write_trajectories,
+)
 from verifiers.results.notebook import results_html
 from verifiers.results.rows import (
     ALWAYS,
@@ -315,9 +322,9 @@ class GenerateOutputs(ResultColumns):
         """
         save(self.rollouts, self.metadata, path)
 
-    def to_atif(self, folder: str | Path | None = None) -> list[dict[str, Any]]:
+    def to_atif(self, folder: str | Path | None = None) -> Sequence[dict[str, Any]]:
         """The rollouts as trajectories of the Agent Trajectory Interchange Format, version 1.7; each
-        also as a file in ``folder``, which ``vf.load_results`` reads.
+        also as a file in ``folder``, which ``vf.load_results`` reads. Each is made when it is read.
 
         Tokens are those of the states, or of the column ``trajectory``.
 
@@ -326,7 +333,10 @@ class GenerateOutputs(ResultColumns):
         >>> [(step["source"], step["message"]) for step in results.to_atif()[0]["steps"]]
         [('user', '1 + 1'), ('agent', '2')]
         """
-        return trajectories(self.rollouts(), self.known_states(), self.metadata, folder)
+        documents = Trajectories(self)
+        if folder is not None:
+            write_trajectories(documents, self.metadata, Path(folder))
+        return documents
 
     def known_states(self) -> list[State] | None:
         """The states that were kept, or that the saved trajectories give; None without either."""
@@ -381,6 +391,36 @@ class GenerateOutputs(ResultColumns):
                 ' state_columns=["trajectory"]'
             )
         return [output_to_state(output) for output in self.outputs]
+
+
+class Trajectories(Sequence[dict[str, Any]]):
+    """The rollouts of results as ATIF trajectories, each made when it is read."""
+
+    def __init__(self, results: GenerateOutputs):
+        self._results = results
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        number = range(len(self))[index]
+        return self._made(number, self._results.at(number))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return itertools.starmap(self._made, enumerate(self._results.rollouts()))
+
+    def __eq__(self, documents: object) -> bool:
+        return list(self) == documents
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def _made(self, index: int, output: RolloutOutput) -> dict[str, Any]:
+        states, facts = self._results._states, self._results.metadata
+        turns = {} if states is None else {"trajectory": states[index]["trajectory"]}
+        names = str(facts.get("env_id") or ""), str(facts.get("model") or "")
+        return to_trajectory({**turns, **output}, *names)
 
 
 def measured(
@@ -471,6 +511,7 @@ def make_dataset(
     rows = []
     for output, average, state in zip(results.outputs, averages, states, strict=True):
         values = dict.fromkeys(metrics) | output | {"average_reward": average}
+        values |= {m: v for m, v in output["metrics"].items() if m not in DATASET_COLUMNS}
         if missing := [name for name in columns if name not in values and name not in state]:
             raise ConfigError(
                 f"the results have no column {missing[0]!r}; run with state_columns={missing!r}"

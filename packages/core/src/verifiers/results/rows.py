@@ -2,15 +2,16 @@
 
 A saved rollout is plain data that pickles and encodes as JSON. Unknown numbers are NaN in memory
 and null on disk; ``error`` is an ``ErrorInfo`` without secrets; metrics are stored under
-``metrics`` and at the top level, unless a field has that name. ``storage.journal`` writes the
+``metrics`` and at the top level, unless the name is the library's (``OWN_NAMES``). ``storage.journal`` writes the
 file; ``loading`` reads it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from verifiers import compat
@@ -29,6 +30,7 @@ from verifiers.rubrics.advantages import centered_advantages
 from verifiers.runtime.json import canonical_json, decode_row, encode_row
 from verifiers.runtime.redaction import redacted_column
 from verifiers.storage.configurations import rollout_key
+from verifiers.storage.journal import RESERVED_KEYS
 from verifiers.types import AttributeDict
 
 FIELDS = frozenset(SAVED) - {"trajectory"}
@@ -36,6 +38,14 @@ FIELDS = frozenset(SAVED) - {"trajectory"}
 ALWAYS = tuple(name for name, field in SAVED.items() if field.saved.when == "always")
 """Those that every saved rollout has."""
 DISK_FIELDS = ("rollout_key", "example_hash", "sibling", "attempts")
+COLUMNS_OF_RUNS = frozenset(DISK_FIELDS) | RESERVED_KEYS
+"""What a run adds to the line of a rollout; no state column may have such a name."""
+_COLUMNS_OF_FILES = (
+    "served_models label group trained excluded completion_tokens policy_version turn_tokens"
+)
+OWN_NAMES = SAVED.keys() | COLUMNS_OF_RUNS | frozenset(_COLUMNS_OF_FILES.split())
+"""Names of a saved rollout that are the library's. A metric of such a name is in ``metrics``
+alone."""
 RENAMED_METRICS = compat.METRICS
 """Metric names of older versions, on reading."""
 
@@ -63,6 +73,17 @@ def state_to_output(state: State, state_columns: Sequence[str] | None = None) ->
     return _with_flat_metrics(output)
 
 
+def encoded_output(output: Mapping[str, Any]) -> dict[str, Any]:
+    """A rollout as JSON values: each message and token id of its turns once, unknown numbers None.
+
+    A step is a dict whose values are made when they are read: the general encoder does not see
+    them.
+    """
+    turns = output.get("trajectory")
+    row = {**output, "trajectory": Transcript(turns).to_json()} if turns else output
+    return decode_row(encode_row(row))
+
+
 def row_for_disk(
     output: Mapping[str, Any], example_hash: str, sibling: int, attempts: int = 1
 ) -> dict[str, Any]:
@@ -74,6 +95,43 @@ def row_for_disk(
     row["rollout_key"] = rollout_key(example_hash, sibling)
     row.update(example_hash=example_hash, sibling=sibling, attempts=attempts)
     return row
+
+
+def journal_rows(outputs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Each rollout as a journal has it, as JSON values: with a key of its own, from which it is
+    read again."""
+    siblings: dict[str, set[int]] = {}
+    for output in outputs:
+        example_hash = output.get("example_hash") or content_hash(output)
+        taken, sibling = siblings.setdefault(example_hash, set()), output.get("sibling")
+        if not isinstance(sibling, int) or sibling in taken:
+            sibling = next(n for n in itertools.count(len(taken)) if n not in taken)
+        taken.add(sibling)
+        attempts = output.get("attempts") or 1
+        yield decode_row(encode_row(row_for_disk(output, example_hash, sibling, attempts)))
+
+
+def remainder_of(row: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``with_remainder`` needs to make ``row`` of what another format gives: its values of
+    ``fields`` that are others, and the names that it lacks (``absent``); empty if it is equal."""
+    fields = {
+        name: value
+        for name, value in row.items()
+        if name not in read or read[name] != value or type(read[name]) is not type(value)
+    }
+    absent = [name for name in read if name not in row]
+    return {"fields": fields, "absent": absent} if fields or absent else {}
+
+
+def with_remainder(read: Mapping[str, Any], remainder: object) -> dict[str, Any]:
+    """The row of which ``remainder_of`` made ``remainder``. *Raises* TypeError for a remainder of
+    another shape."""
+    if not isinstance(remainder, Mapping):
+        raise TypeError(f"a remainder is an object, not a {type(remainder).__name__}")
+    fields, absent = remainder.get("fields") or {}, remainder.get("absent") or []
+    if not isinstance(fields, Mapping) or not isinstance(absent, list):
+        raise TypeError("a remainder has fields, an object, and absent, a list")
+    return {name: value for name, value in read.items() if name not in absent} | dict(fields)
 
 
 def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> RolloutOutput:
@@ -100,8 +158,8 @@ def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> R
     output.update(read_fields(values))
     for old in renamed:
         output.pop(old, None)
-    for name in metrics:
-        if name not in FIELDS:
+    for name, value in metrics.items():  # else it is a state column of this name
+        if name not in OWN_NAMES and row.get(name) == value:
             output.pop(name, None)
     if isinstance(output.get("trajectory"), list):
         output["trajectory"] = transcript_of(output)
@@ -130,14 +188,15 @@ def saved_row(
 def output_to_state(output: Mapping[str, Any]) -> State:
     """Convert a saved rollout to a state, for code that scores or tokenises it."""
     state = State.of(Rollout.from_json(output))
-    columns = {*FIELDS, *DISK_FIELDS, *output["metrics"], "trajectory"}
+    columns = {*SAVED, *DISK_FIELDS, *output["metrics"]}
     state.update((name, value) for name, value in output.items() if name not in columns)
     return state
 
 
 def _with_flat_metrics(output: RolloutOutput) -> RolloutOutput:
     for name, value in output["metrics"].items():
-        output.setdefault(name, value)
+        if name not in OWN_NAMES:
+            output.setdefault(name, value)
     return output
 
 

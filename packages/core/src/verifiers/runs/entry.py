@@ -14,6 +14,7 @@ from verifiers.clients.resolve import client_for
 from verifiers.data.examples import examples_from
 from verifiers.errors import ConfigError
 from verifiers.results import GenerateOutputs
+from verifiers.results.rows import COLUMNS_OF_RUNS
 from verifiers.runs.options import RunOptions, check_sampling, count, parse
 from verifiers.runs.plan import Plan
 from verifiers.runs.rollout import RunEnvironment
@@ -110,6 +111,12 @@ def check_before_run(env: RunEnvironment, plan: Plan, options: RunOptions) -> No
     first completion."""
     if not len(plan):
         raise ConfigError("there is nothing to run: the plan has no rollouts (an empty dataset)")
+    if clashes := sorted(COLUMNS_OF_RUNS.intersection(options.state_columns)):
+        raise ConfigError(
+            f"state_columns names {clashes[0]!r}, which a run writes itself beside each rollout:"
+            " give that key of the state another name",
+            key="state_columns",
+        )
     env.check_definition(list(plan.examples[:NUM_SAMPLED]))
     env.rubric.check_needs()
     env.rubric.check_arguments(plan.columns)

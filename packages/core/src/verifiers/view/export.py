@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import TooLong, read_file
 from verifiers.runtime.json import encode_row
+from verifiers.storage.files import replacing
 from verifiers.view.app import static_files
 from verifiers.view.catalog import TRAINING
 from verifiers.view.guard import POLICY
@@ -47,30 +47,26 @@ def export(
     """
     out = Path(out)
     _refuse_other(out)
-    hidden = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(hidden, ignore_errors=True)
     try:
-        (hidden / "data").mkdir(parents=True)
-        files = static_files()
-        (hidden / "style.css").write_bytes(files["style.css"])
-        (hidden / "page.js").write_text(
-            joined({n: f.decode() for n, f in files.items() if n.endswith(".js")})
-        )
-        (hidden / "index.html").write_text(_page(files["index.html"].decode()))
-        last_report = time.monotonic()
-        for name, answer in _answers(library):
-            _write(hidden / "data", name, answer)
-            if time.monotonic() - last_report >= REPORT_EVERY_S:
-                last_report = time.monotonic()
-                tell(_progress(library, name))
-        shutil.rmtree(out, ignore_errors=True)
-        hidden.rename(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(out) as new:
+            (new / "data").mkdir(parents=True)
+            files = static_files()
+            (new / "style.css").write_bytes(files["style.css"])
+            (new / "page.js").write_text(
+                joined({n: f.decode() for n, f in files.items() if n.endswith(".js")})
+            )
+            (new / "index.html").write_text(_page(files["index.html"].decode()))
+            last_report = time.monotonic()
+            for name, answer in _answers(library):
+                _write(new / "data", name, answer)
+                if time.monotonic() - last_report >= REPORT_EVERY_S:
+                    last_report = time.monotonic()
+                    tell(_progress(library, name))
     except OSError as error:
         raise ConfigError(
             f"{out} cannot be written: {error.strerror or error}", path=str(out)
         ) from error
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
     return out / "index.html"
 
 
