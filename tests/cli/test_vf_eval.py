@@ -70,7 +70,8 @@ def test_json_is_one_object_with_the_documented_keys_and_nothing_else_is_on_stdo
         " num_unscored avg_reward reward_stderr success_metric avg_success success_stderr"
         " avg_metrics pass_at_k pass_at_k_interval pass_at_k_examples pass_at_k_unknown"
         " pass_at_k_bounds pass_all_k stop_conditions errors usage cost_usd latency"
-        " throughput seconds resumed env_args sampling_args stopped spent exported coverage".split()
+        " throughput seconds resumed env_args sampling_args left_to_server stopped spent exported"
+        " coverage".split()
     )
     assert (run["num_rollouts"], run["avg_reward"], run["sampling_args"]) == (
         2,
@@ -489,3 +490,21 @@ def test_pyproject_of_an_installed_package_gives_its_defaults(vf_eval):
     project = Path(__file__).parents[2] / "packages/envs/reverse-text/pyproject.toml"
     defaults = tomllib.loads(project.read_text())["tool"]["verifiers"]["eval"]
     assert {name: entry[name] for name in defaults} == defaults
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ([], "temperature, top_p, top_k, min_p, repetition_penalty"),
+        (
+            ["-T", "0.5", "-S", '{"top_p": 1, "extra_body": {"top_k": -1}}'],
+            "min_p, repetition_penal",
+        ),
+    ],
+)
+def test_the_summary_names_what_is_left_to_the_defaults_of_the_server(
+    vf_eval, server, eval_folder, flags, names
+):
+    (eval_folder / "toy.py").write_text(TOY)
+    ran = vf_eval("toy", "-b", server.url, "-n", "1", "-r", "1", *flags)
+    assert f"left to the server: {names}" in ran.out

@@ -105,11 +105,11 @@ def test_both_sets_have_their_own_rows(engine):
 def test_sampling_is_the_trainers_and_nothing_else(engine):
     env = tool_env(1)
     rollouts(env, engine)(prompts(env, 0), trainer(engine, top_k=7))
-    assert engine.calls[0][1] == {"max_tokens": 32, "temperature": 0.8, "top_k": 7, "seed": 5}
-    assert sampling_of(SimpleNamespace(max_completion_length=4, top_p=0.9)) == {
-        "max_tokens": 4,
-        "top_p": 0.9,
-    }
+    neutral = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    asked = {"max_tokens": 32, "temperature": 0.8, **neutral, "top_k": 7, "seed": 5}
+    assert engine.calls[0][1] == asked
+    settings = SimpleNamespace(max_completion_length=4, top_p=0.9, top_k=0, min_p=None)
+    assert sampling_of(settings) == {"max_tokens": 4, **neutral, "top_p": 0.9}
 
 
 def test_a_step_without_a_token_is_an_error_that_says_why(engine):

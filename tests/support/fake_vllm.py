@@ -95,6 +95,12 @@ class FakeVLLM:
         """(model asked for, whose weights) of every completion."""
         self.sessions: list[str] = []
         self.token_delay_s = 0.0
+        self.defaults: dict[str, Any] = {}
+        """Sampling arguments of the model's generation_config.json, for what a request leaves out."""
+        self.forced: dict[str, Any] = {}
+        """Sampling arguments that a sampler of its own uses, whatever is asked for and shown."""
+        self.bodies: list[dict[str, Any]] = []
+        """Every completion that was asked for."""
         self.logit_step = 0.0
         """Logits are rounded to multiples of it, up or down by chance, as half precision does."""
         self.starts = 0
@@ -354,6 +360,8 @@ class FakeVLLM:
     async def _v1_completions(self, body: Any, request: web.Request) -> Any:
         prompt = body["prompt"]
         prompt = list(prompt) if isinstance(prompt, list) else self.tokenizer(prompt)["input_ids"]
+        if (count := body.get("n") or 1) > 1:
+            return await self._draws(prompt, body, count)
         made = await self._complete(prompt, body, request, int(body.get("logprobs") or 0))
         logprobs = {
             "tokens": [""] * len(made["ids"]),
@@ -385,6 +393,26 @@ class FakeVLLM:
             reply["prompt_token_ids"] = prompt
         return reply
 
+    async def _draws(self, prompt: list[int], body: Any, count: int) -> Any:
+        """``count`` choices of one token each, by one forward pass."""
+        self.bodies.append(body)
+        model = self.adapters.get(body["model"], self.model)
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt]), use_cache=False).logits[0, -1].float()
+        probabilities, _ = self._distributions(logits, {**self.defaults, **body})
+        seeded = torch.Generator().manual_seed(body.get("seed") or 0)
+        drawn = torch.multinomial(probabilities, count, replacement=True, generator=seeded)
+        choices = [{"index": n, "token_ids": [token]} for n, token in enumerate(drawn.tolist())]
+        return {"object": "completion", "model": body["model"], "choices": choices}
+
+    def _distributions(
+        self, logits: torch.Tensor, sampling: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(probabilities [V] that are drawn from, log-probabilities [V] that are shown)."""
+        shown = _filtered(logits, sampling)
+        drawn = _filtered(logits, {**sampling, **self.forced}) if self.forced else shown
+        return drawn.exp(), torch.log_softmax(logits, -1) if self.raw_logprobs else shown
+
     async def _complete(
         self, prompt: list[int], body: Any, request: web.Request, num_likely: int
     ) -> dict[str, Any]:
@@ -392,7 +420,7 @@ class FakeVLLM:
         if asked != self.name and asked not in self.adapters:
             raise Refused(404, f"The model `{asked}` does not exist.")
         self.sessions.append(request.headers.get("X-Session-ID", ""))
-        temperature = body.get("temperature", 1.0)
+        self.bodies.append(body)
         draws = torch.Generator().manual_seed(body.get("seed") or 0)
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or 8
         ids, logprobs, likely, labels = list(prompt), [], [], []
@@ -408,9 +436,8 @@ class FakeVLLM:
             if self.logit_step:
                 chances = torch.rand(logits.shape, generator=self._rounding)
                 logits = (logits / self.logit_step + chances).floor() * self.logit_step
-            processed = torch.log_softmax(logits / temperature, -1)
-            shown = torch.log_softmax(logits, -1) if self.raw_logprobs else processed
-            token = int(torch.multinomial(processed.exp(), 1, generator=draws))
+            probabilities, shown = self._distributions(logits, {**self.defaults, **body})
+            token = int(torch.multinomial(probabilities, 1, generator=draws))
             ids.append(token)
             logprobs.append(float(shown[token]))
             unsampled = shown.index_fill(0, torch.tensor(token), -torch.inf)
@@ -430,6 +457,21 @@ class FakeVLLM:
             "labels": labels,
             "finish": finish,
         }
+
+
+def _filtered(logits: torch.Tensor, sampling: dict[str, Any]) -> torch.Tensor:
+    """Log-probabilities [V] at the temperature, of the tokens that top_k and top_p leave."""
+    logprobs = torch.log_softmax(logits / sampling.get("temperature", 1.0), -1)
+    ranked, order = logprobs.sort(descending=True)
+    before = ranked.exp().cumsum(-1) - ranked.exp()
+    excluded = (
+        before >= sampling.get("top_p", 1.0) if sampling.get("top_p", 1.0) < 1 else before < 0
+    )
+    if sampling.get("top_k", -1) > 0:
+        excluded[sampling["top_k"] :] = True
+    if not excluded.any():
+        return logprobs
+    return torch.log_softmax(logprobs.index_fill(0, order[excluded], -torch.inf), -1)
 
 
 class Refused(Exception):

@@ -68,7 +68,10 @@ def test_what_training_needs_is_switched_on_unless_it_was_given():
     assert "--enable-lora" not in built().words, "all weights may be trained"
     assert "--enable-lora" in built("--max-lora-rank", "16").words
     assert "--enable-lora" not in built("--no-enable-lora").words
+    assert made.words[made.words.index("--generation-config") + 1] == "vllm"
+    assert built("--generation-config", "auto").words.count("--generation-config") == 1
     without = built(with_updates=False)
+    assert "--generation-config" not in without.words
     assert without.variables == {}
     assert "--enable-lora" not in without.words
 

@@ -102,7 +102,11 @@ def test_a_disagreement_is_refused_and_reshaped_sampling_is_not_judged():
     with pytest.raises(ConfigError, match=said):
         Agreement(pipeline_config(), tokenizer).check(meter, lambda *_: 1e-6)
     numbers = Agreement(pipeline_config(), tokenizer).check(meter, lambda *_: 0.008)
-    assert numbers == {"sampler/noise": 0.008, "sampler/disagreement": pytest.approx(1.25, rel=0.2)}
+    assert numbers == {
+        "sampler/compared": 40,
+        "sampler/noise": 0.008,
+        "sampler/disagreement": pytest.approx(1.25, rel=0.2),
+    }
     reshaped = Agreement(pipeline_config(top_p=0.9), tokenizer)
     assert reshaped.check(meter, lambda *_: 1e-6) == {}
 
@@ -123,6 +127,17 @@ def test_the_noise_is_as_the_first_steps_had_it_and_measured_anew_before_anythin
     agreement.check(quiet, measure(0.03))
     with pytest.raises(ConfigError, match=r"disagree by 0\.5 nats"):
         agreement.check(apart(*[0.5, -0.5] * 50), measure(0.03))
+
+
+@pytest.mark.parametrize("differences", [[8.0], [8.0, 0.0], [8.0] * 7, [0.0] * 7])
+def test_fewer_than_eight_tokens_are_unknown_and_neither_agree_nor_end_a_run(differences):
+    meter = apart(*differences)
+    assert math.isnan(meter.disagreement(2.5e-5))
+    numbers = Agreement(pipeline_config(), build_tiny_tokenizer()).check(meter, lambda *_: 1e-6)
+    assert numbers.pop("sampler/compared") == len(differences)
+    assert math.isnan(numbers.pop("sampler/disagreement"))
+    assert not numbers
+    assert apart(*[8.0] * 8).disagreement(2.5e-5) > 4  # negative control
 
 
 def test_a_token_far_apart_decides_nothing_and_half_a_step_does():

@@ -2,6 +2,7 @@
 checkpoints, and a server scored with a folder."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -58,6 +59,68 @@ def test_tokens_without_a_signal_are_counted_with_the_reason():
     assert proof["tokens"]["untrained"] == {"no_signal": 6}
     assert [entry["version"] for entry in proof["versions"]] == [-1, 0]
     assert rows_of(proof) == [("proof", "sampler and trainer were not compared")]
+
+
+def canary(version, disagreement, noise=1e-5, **more):
+    return {
+        "canary/version": version, "canary/noise": noise, "canary/disagreement": disagreement,
+        "canary/compared": 16, "step": version, "policy_version": version, "tokens/trained": 4, **more,
+    }  # fmt: skip
+
+
+def compared(step, disagreement):
+    return {"step": step, "policy_version": step, "tokens/trained": 5} | {
+        "sampler/disagreement": disagreement,
+        "sampler/compared": 5,
+    }
+
+
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_what_is_unknown_agrees_with_nothing_and_hides_nothing(missing):
+    proof = proof_of([canary(1, missing)])
+    assert (proof["verdict"], proof["compared"], proof["unknown"]) == ("unknown", 0, 1)
+    assert "not compared, 1 more of too few tokens" in dict(rows_of(proof))["proof"]
+    for steps in ([missing, 50.0], [50.0, missing], [50.0]):
+        proof = proof_of([compared(n, value) for n, value in enumerate(steps, 1)])
+        assert (proof["verdict"], proof["largest"]["disagreement"]) == ("alarm", 50.0)
+        assert proof["unknown"] == len(steps) - 1
+
+
+@pytest.mark.parametrize(
+    ("moved", "verdict"),
+    [([1e-6, 1e-6], "inconclusive"), ([1e-6, 1e-3], "agree"), ([math.nan, 1e-6], "inconclusive")],
+)
+def test_pushes_that_the_noise_hides_prove_nothing(moved, verdict):
+    proof = proof_of([canary(n, 0.5, **{"canary/moved": m}) for n, m in enumerate(moved, 1)])
+    assert (proof["verdict"], proof["compared_tokens"]) == (verdict, 32)
+    told = {"told": int(verdict == "agree"), "of": sum(m == m for m in moved)}
+    assert proof["told_apart"] == told
+    said = dict(rows_of(proof))["proof"]
+    assert said.startswith("inconclusive: no push") == (verdict == "inconclusive")
+    assert "2 comparisons of 32 tokens, at most 0.5 times the noise" in said
+
+
+def test_a_run_whose_steps_are_too_small_to_be_told_says_so(tmp_path):
+    run(small_trainer(tmp_path, talks(), small_model(), **{**SETTINGS, "learning_rate": 1e-9}))
+    assert proof_in(tmp_path)["verdict"] == "inconclusive"
+
+
+def test_a_server_whose_answers_end_at_once_is_asked_until_there_is_enough_to_compare(
+    trained, capfd
+):
+    from verifiers_trainer.policy.folder_client import load_folder
+
+    class EndsAtOnce(FakeVLLM):
+        async def _v1_completions(self, body, request):
+            return await super()._v1_completions({**body, "max_tokens": 1}, request)
+
+    for checkpoint, code in (("checkpoint-3", 0), ("checkpoint-1", 3)):
+        model, _ = load_folder(trained / "checkpoint-3")
+        with EndsAtOnce(model, build_tiny_tokenizer()) as server:
+            ended, said = checked(capfd, trained / checkpoint, f"{server.url}/v1")
+            assert ended == code, said
+            assert len(server.answers) >= 8
+    assert "disagree by" in said["error"]["message"]
 
 
 def test_a_run_that_a_disagreement_ended_says_so(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from verifiers_trainer.algorithm.losses import BOUNDS
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import trackers
 from verifiers_trainer.settings.fields import Settings, Unsupported, field_names, mark
+from verifiers_trainer.settings.sampling import reshaping_arguments, unreshaped
 
 
 def problems(**settings):
@@ -218,18 +219,51 @@ def test_steps_follow_from_passes_when_only_those_are_given():
     assert RLConfig(**shape).steps_for(10) == 500
 
 
-def test_sampling_names_only_what_differs_from_plain_sampling():
-    assert RLConfig().sampling() == {"temperature": 1.0}
+NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+NEUTRAL |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+
+def test_sampling_leaves_nothing_to_the_defaults_of_a_server():
+    assert RLConfig().sampling() == {"temperature": 1.0, **NEUTRAL}
+    assert RLConfig(top_k=0, top_p=1).sampling() == {"temperature": 1.0, **NEUTRAL}
     assert RLConfig(
-        top_p=0.9, top_k=20, min_p=0.1, max_tokens=8, sampling_args={"stop": ["x"]}
+        top_p=0.9, top_k=20, min_p=0.1, max_tokens=8, sampling_args={"ignore_eos": True, "x": None}
     ).sampling() == {
         "temperature": 1.0,
+        **NEUTRAL,
         "top_p": 0.9,
         "top_k": 20,
         "min_p": 0.1,
         "max_tokens": 8,
-        "stop": ["x"],
+        "ignore_eos": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ({"logit_bias": {"5": 1.0}}, ["logit_bias"]),
+        ({"min_tokens": 4}, ["min_tokens"]),
+        ({"guided_json": {"type": "object"}}, ["guided_json"]),
+        ({"structured_outputs": {"regex": "a+"}}, ["structured_outputs"]),
+        ({"extra_body": {"bad_words": ["no"]}}, ["bad_words"]),
+        ({"response_format": {"type": "json_object"}}, ["response_format"]),
+        ({"tool_choice": "required"}, ["tool_choice"]),
+        ({"min_tokens": 0, "logit_bias": {}, "tool_choice": "auto", "ignore_eos": True}, []),
+        ({"response_format": {"type": "text"}}, []),
+    ],
+)
+def test_what_excludes_or_favours_tokens_counts_as_reshaping(arguments, names):
+    config = RLConfig(sampling_args=arguments)
+    assert config.reshaping == names
+    refused = RLConfig(sampling_args=arguments, truncated_sampling="refuse").problems()
+    assert any("truncated_sampling='refuse'" in problem for problem in refused) == bool(names)
+    assert reshaping_arguments(unreshaped(config.sampling())) == []
+
+
+def test_a_setting_is_no_further_argument_in_the_extra_body_either():
+    (problem,) = RLConfig(sampling_args={"extra_body": {"top_k": 20}}).problems()
+    assert "sampling_args has 'top_k', which is a setting" in problem
 
 
 def own(rewards_G, lengths_G=None):

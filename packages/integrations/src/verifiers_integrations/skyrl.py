@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
+from verifiers.clients.payload import explicit
 from verifiers.clients.protocol import ClientLike
 from verifiers.data.chat_template import rendered
 from verifiers.environments.base import Environment
@@ -58,13 +59,6 @@ SAMPLING = frozenset(
     "max_tokens temperature top_p top_k min_p min_tokens stop stop_token_ids seed"
     " repetition_penalty presence_penalty frequency_penalty include_stop_str_in_output".split()
 )
-OFF: dict[str, tuple[Any, ...]] = {
-    "top_k": (-1, 0),
-    "min_p": (0.0,),
-    "top_p": (1.0,),
-    "min_tokens": (0,),
-}
-"""Values that disable a sampling argument."""
 
 log = logging.getLogger(__name__)
 
@@ -145,8 +139,8 @@ class _Generator:
             )
         sampling = {
             name: value
-            for name, value in args.items()
-            if name in SAMPLING and value not in (None, *OFF.get(name, ()))
+            for name, configured in args.items()
+            if name in SAMPLING and (value := explicit(name, configured)) is not None
         }
         return sampling, phase == "train"
 

@@ -24,6 +24,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from verifiers.clients.payload import explicit
 from verifiers.clients.protocol import ClientLike
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
@@ -50,13 +51,6 @@ ROW = "vf_row"
 """Field of the first message of a prompt with the key of its row: different rows may have the same
 prompt."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-OFF = {
-    "top_k": (0, None),
-    "repetition_penalty": (1.0, None),
-    "top_p": (1.0, None),
-    "min_p": (0.0, None),
-}
-"""Values that disable a sampling argument in TRL."""
 
 log = logging.getLogger(__name__)
 
@@ -275,15 +269,12 @@ def _end_of(rollout: Mapping[str, Any]) -> str:
 
 
 def sampling_of(args: Any) -> dict[str, Any]:
-    """Return the sampling arguments of a ``GRPOConfig``, without disabled arguments."""
+    """Return the sampling arguments of a ``GRPOConfig``, disabled arguments too: a server would
+    use a default of its own for what is left out."""
     values = {"max_tokens": args.max_completion_length}
-    values |= {name: getattr(args, name, None) for name in SAMPLING}
-    enabled = {
-        name: value
-        for name, value in values.items()
-        if value is not None and value not in OFF.get(name, ())
-    }
-    return enabled | dict(getattr(args, "generation_kwargs", None) or {})
+    values |= {name: explicit(name, getattr(args, name, None)) for name in SAMPLING}
+    sent = {name: value for name, value in values.items() if value is not None}
+    return sent | dict(getattr(args, "generation_kwargs", None) or {})
 
 
 def reward_from_rollout(*, vf_reward: Sequence[float | None], **_: Any) -> list[float | None]:

@@ -43,6 +43,47 @@ OPENAI_ARGUMENTS = frozenset(
 )
 """Sampling arguments of the OpenAI API. All others are specific to an engine and are sent in
 ``extra_body``."""
+NEUTRAL: Mapping[str, tuple[float, ...]] = {
+    "top_p": (1.0,),
+    "top_k": (-1, 0),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "min_tokens": (0,),
+}
+"""Values at which a sampling argument changes nothing, by its name; the first is sent where a
+server is to use no default of its own."""
+
+
+def explicit(name: str, value: float | None) -> float | None:
+    """The value to send of a sampling argument, so that the server uses no default of its own.
+
+    >>> explicit("top_k", None), explicit("top_k", 0), explicit("top_p", 0.9)
+    (-1, -1, 0.9)
+    """
+    neutral = NEUTRAL.get(name, ())
+    return neutral[0] if neutral and (value is None or value in neutral) else value
+
+
+def left_to_server(sampling_args: Mapping[str, Any], base_url: str | None) -> list[str]:
+    """The arguments of a request that decide the sampled distribution and that it leaves out, so
+    that the server's defaults apply: those of OpenAI's API, or for vLLM and its like those of the
+    model's ``generation_config.json``.
+
+    >>> left_to_server({"temperature": 0, "top_p": None}, "http://127.0.0.1:8000/v1")
+    ['top_p', 'top_k', 'min_p', 'repetition_penalty']
+    >>> left_to_server({}, "https://api.openai.com/v1")
+    ['temperature', 'top_p']
+    """
+    sent = {**sampling_args, **(sampling_args.get("extra_body") or {})}
+    is_openai = "//api.openai.com" in (base_url or "")
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    return [
+        name
+        for name in names
+        if sent.get(name) is None and (name in OPENAI_ARGUMENTS or not is_openai)
+    ]
 
 
 def split_arguments(

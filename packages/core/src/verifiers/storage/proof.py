@@ -5,6 +5,7 @@ policy that was trained. ``proof.json`` beside it holds the same.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,8 +21,14 @@ LAG, UNTRAINED, CANARY = "tokens/lag/", "tokens/untrained/", "canary/"
 
 
 def proof_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The proof of these lines of metrics; without a compared step or version its ``verdict`` is
-    "unknown".
+    """The proof of these lines of metrics.
+
+    ``verdict``: "alarm" for a disagreement above ``ALARM``; "unknown" without a number to judge by
+    (of a few tokens it is NaN, which agrees with nothing and hides nothing); "inconclusive" where
+    no push moved the answers by more than the noise, so that a server that kept its weights would
+    look the same; else "agree". ``compared``: comparisons with a number, ``compared_tokens`` of
+    them, ``unknown``: those without. ``told_apart``: how many pushes moved the answers by more than
+    the noise, of those measured.
 
     ``versions``: for each policy version its canary (nats per token, and how often the noise) and
     the tokens trained of it by lag. ``tokens``: sampled, trained, and not trained by reason.
@@ -29,6 +36,16 @@ def proof_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     versions: dict[int, dict[str, Any]] = {}
     untrained: Counter[str] = Counter()
     apart: list[tuple[float, str]] = []
+    num_unknown = num_compared_tokens = 0
+
+    def compare(line: Mapping[str, Any], kind: str, where: str) -> None:
+        nonlocal num_unknown, num_compared_tokens
+        if (multiple := _number(line.get(f"{kind}disagreement"))) is None:
+            num_unknown += 1
+            return
+        apart.append((multiple, where))
+        num_compared_tokens += int(_number(line.get(f"{kind}compared")) or 0)
+
     steps = [line for line in lines if line.get("tokens/trained") is not None]
     for line in lines:
         if (version := line.get("canary/version")) is not None:
@@ -38,15 +55,14 @@ def proof_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 for name, value in line.items()
                 if name.startswith(CANARY) and name not in ("canary/version", "canary/moved")
             }
-            where = f"the canary of version {int(version)}"
-            apart.append((line.get("canary/disagreement") or 0.0, where))
+            compare(line, CANARY, f"the canary of version {int(version)}")
     for line in steps:
         if (moved := line.get("canary/moved")) is not None:
             number = int(line["policy_version"])
             versions.setdefault(number, {"version": number})["moved"] = moved
         trained_on = int(line["policy_version"]) - 1
-        if (multiple := line.get("sampler/disagreement")) is not None:
-            apart.append((multiple, f"step {line['step']}"))
+        if "sampler/disagreement" in line:
+            compare(line, "sampler/", f"step {line['step']}")
         for name, value in line.items():
             if name.startswith(LAG) and value:
                 lag = int(name.removeprefix(LAG))
@@ -57,11 +73,25 @@ def proof_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             elif name.startswith(UNTRAINED) and value:
                 untrained[name.removeprefix(UNTRAINED)] += int(value)
     worst = max(apart, default=None)
-    verdict = "unknown" if worst is None else "alarm" if worst[0] > ALARM else "agree"
+    moved = [
+        (_number(entry["moved"]), _number(entry["canary"].get("noise")))
+        for entry in versions.values()
+        if "canary" in entry and "moved" in entry
+    ]
+    are_distinct = [m > ALARM * noise for m, noise in moved if m is not None and noise is not None]
+    if worst is None:
+        verdict = "unknown"
+    elif worst[0] > ALARM:
+        verdict = "alarm"
+    else:
+        verdict = "agree" if any(are_distinct) else "inconclusive"
     return {
         "schema": SCHEMA,
         "verdict": verdict,
         "compared": len(apart),
+        "compared_tokens": num_compared_tokens,
+        "unknown": num_unknown,
+        "told_apart": {"told": sum(are_distinct), "of": len(are_distinct)},
         "largest": None if worst is None else {"disagreement": worst[0], "where": worst[1]},
         "steps": len(steps),
         "tokens": {
@@ -73,6 +103,12 @@ def proof_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "restarts": max((int(line.get("server/restarts") or 0) for line in steps), default=0),
         "versions": [versions[version] for version in sorted(versions)],
     }
+
+
+def _number(value: object) -> float | None:
+    """A metric as a number; None for one that is missing, null or NaN."""
+    is_number = isinstance(value, int | float) and not math.isnan(value)
+    return float(value) if is_number else None  # type: ignore[arg-type]
 
 
 def read_proof(folder: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

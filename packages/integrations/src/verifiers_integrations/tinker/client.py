@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from verifiers.clients.payload import NEUTRAL
 from verifiers.errors import ConfigError
 from verifiers.runtime.install_lines import install_line
 from verifiers_integrations.peers import Peer
@@ -66,7 +67,12 @@ class TinkerClient(TokenClient):
         """Return the arguments of ``SamplingParams``. *Raises* ConfigError for arguments without a
         counterpart."""
         params = {name: sampling[name] for name in SAMPLING if name in sampling}
-        unknown = sampling.keys() - {*SAMPLING, "max_tokens", "stop", "stop_token_ids"}
+        accepted = {*SAMPLING, "max_tokens", "stop", "stop_token_ids"}
+        unknown = {
+            name
+            for name, value in sampling.items()
+            if name not in accepted and value not in NEUTRAL.get(name, ())
+        }
         if unknown:
             raise ConfigError(
                 f"Tinker has no sampling argument {', '.join(sorted(unknown))}: remove it",

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED
 
+MIN_COMPARED = 8
+"""Tokens below which nothing is said of a disagreement: of one token the mean is its own error."""
+
 
 class RatioMeter:
     """Sums over the trained tokens of a step, row by row; ``summary`` gives the means. d = log π -
@@ -124,13 +127,14 @@ class RatioMeter:
 
     def disagreement(self, noise: float) -> float:
         """How far sampler and trainer are apart on the tokens of the present version, as a multiple
-        of the ``noise`` (nats per token) that rounding explains; NaN without tokens.
+        of the ``noise`` (nats per token) that rounding explains; NaN, unknown, of fewer than
+        ``MIN_COMPARED`` tokens.
 
         The larger of two: the mean |d|, less its standard error, so that no single token decides;
         and ``sharpness``, in units of 1 % or of twice its standard error.
         """
         sums, n = self._totals()[0], self.num_current
-        if not n:
+        if n < MIN_COMPARED:
             return math.nan
         apart = max(0.0, self.mean_abs - math.sqrt(sums["d2"]) / n) / noise
         slope, error = self.sharpness()

@@ -42,6 +42,7 @@ def verify(call: Call) -> None:
     from verifiers_trainer.policy.folder_client import load_folder, model_folder
     from verifiers_trainer.policy.scoring import answers, fixed_prompts
     from verifiers_trainer.run.proof import compare_with
+    from verifiers_trainer.settings.sampling import plain
 
     url, key = options["endpoint"].rstrip("/"), os.environ.get(options["api_key_var"], "EMPTY")
     folder = model_folder(options["policy"])
@@ -69,7 +70,7 @@ def verify(call: Call) -> None:
                     served,
                     prompts,
                     version=0,
-                    temperature=temperature,
+                    sampling_args=plain(temperature),
                     num_tokens=NUM_ANSWER,
                 )
             finally:

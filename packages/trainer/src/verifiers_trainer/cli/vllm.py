@@ -36,7 +36,8 @@ ABOUT = """Start a vLLM server for training and evaluation.
   vf-vllm --model MODEL --dry-run               print the command only
 
 Flags of `vllm serve` are passed through; arguments after a bare -- are not checked. Unless set, these are added:
-processed log-probabilities, the routes for weight updates, and LoRA updates where a flag of LoRA is given.
+processed log-probabilities, no sampling defaults of the model, the routes for weight updates, and LoRA updates where a
+flag of LoRA is given.
 """
 
 

@@ -251,6 +251,7 @@ def _for_training(
     add("logprobs-mode", "processed_logprobs")
     if not request.with_updates:
         return added, {}
+    add("generation-config", "vllm")  # else its defaults are those of the model's files
     variables = {"VLLM_SERVER_DEV_MODE": "1"}
     with_lora = (
         any("lora" in name for name in explicit) if request.with_lora is None else request.with_lora

@@ -18,6 +18,7 @@ from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.engines.exact.client import ExactClient
 from verifiers_trainer.engines.vllm.engine import VLLMEngine
 from verifiers_trainer.settings.config import RLConfig
+from verifiers_trainer.settings.sampling import unreshaped
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
@@ -74,6 +75,7 @@ def open_engine(
             model, config, servers, run, features, version
         ),
         in_chat=env.message_type == "chat",
+        sampling={"return_weight_versions": True, **unreshaped(config.sampling())},
         sync_timeout_s=config.sync_timeout,
         sync_every=config.sync_every,
     )

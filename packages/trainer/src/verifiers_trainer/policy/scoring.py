@@ -7,7 +7,8 @@ weights of the model gives the log-probabilities of the model.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from verifiers.errors import MalformedResponse
 from verifiers.rollouts.turn import Turn
 from verifiers.types import ModelRequest
-from verifiers_trainer.algorithm.diagnostics import RatioMeter
+from verifiers_trainer.algorithm.diagnostics import MIN_COMPARED, RatioMeter
 from verifiers_trainer.algorithm.packing import forward_arguments, pack
 from verifiers_trainer.algorithm.samples import rollout_samples
 
@@ -46,16 +47,19 @@ async def answers(
     model: str,
     prompts: Sequence[Sequence[int]],
     *,
-    temperature: float = 1.0,
+    sampling_args: Mapping[str, Any] = MappingProxyType({}),
     num_tokens: int = NUM_ANSWER,
     version: int | None = None,
 ) -> list[Turn]:
     """A sampled answer to each prompt, with its log-probabilities and, unless a ``version`` is
-    given, the policy version that the client reports."""
+    given, the policy version that the client reports.
+
+    Asks again, with other seeds and at most ``MIN_COMPARED`` answers, while they have together
+    fewer than ``MIN_COMPARED`` tokens: a server whose answers end at once is compared, too.
+    """
 
     async def answer(prompt: Sequence[int], number: int) -> Turn:
-        sampling = {"temperature": temperature, "max_tokens": num_tokens}
-        sampling["return_weight_versions"] = True
+        sampling = {**sampling_args, "max_tokens": num_tokens, "return_weight_versions": True}
         ids: Any = list(prompt)
         request = ModelRequest(
             ids,
@@ -72,7 +76,11 @@ async def answers(
         sampled_by = tokens.version if version is None else version
         return Turn(np.asarray(prompt, np.int32), *sampled, sampled_by)
 
-    return await asyncio.gather(*(answer(prompt, n) for n, prompt in enumerate(prompts)))
+    turns: list[Turn] = []
+    while sum(map(len, (turn.completion_ids for turn in turns))) < MIN_COMPARED > len(turns):
+        numbered = enumerate(prompts, len(turns))
+        turns += await asyncio.gather(*(answer(prompt, n) for n, prompt in numbered))
+    return turns
 
 
 def scored(

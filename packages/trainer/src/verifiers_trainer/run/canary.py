@@ -3,8 +3,10 @@ scores the answers.
 
 The answers are asked for when a push ends, and compared before the next step changes the weights:
 the server samples them beside the rollouts, and no step waits. They pass through the client of
-rollouts, which repairs a restarted server. The prompts are always the same, so that an answer from
-the cached prefix of older weights is found too.
+rollouts, which repairs a restarted server, with the sampling arguments of rollouts but for those
+that reshape the distribution. The prompts are always the same, so that an answer from
+the cached prefix of older weights is found too. The first ``ask`` also has servers draw
+``sampled_tokens``.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,13 +27,15 @@ from verifiers.rollouts.turn import Turn
 from verifiers.runtime.calls import blocking
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.engines.inference import policy_client
+from verifiers_trainer.engines.vllm.engine import VLLMEngine
 from verifiers_trainer.policy.scoring import NUM_ANSWER, answers, fixed_prompts, scored
 from verifiers_trainer.run.context import TrainingRun
+from verifiers_trainer.run.sampled_tokens import SampledTokens
 from verifiers_trainer.run.sanity_checks import Agreement, mean_noise
+from verifiers_trainer.settings.sampling import unreshaped
 
 if TYPE_CHECKING:
     from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
-    from verifiers_trainer.engines.vllm.engine import VLLMEngine
 
 log = logging.getLogger(__name__)
 NUM_ALWAYS = 8
@@ -45,7 +49,9 @@ class Canary:
 
     def __init__(self, run: TrainingRun):
         self._run = run
-        self._agreement = Agreement(None, run.tokenizer)
+        self._temperature = run.settings.temperature
+        self._agreement = Agreement(None, run.tokenizer, self._temperature)
+        self._drawn = SampledTokens(run)
         self._pending: tuple[int, Future[list[Turn]]] | None = None
         self._before: tuple[list[Turn], int, torch.Tensor] | None = None
         """The last answers, their version, and d of their tokens then."""
@@ -59,11 +65,17 @@ class Canary:
         elapsed_s = time.monotonic() - self._began
         if self._num_asked >= NUM_ALWAYS and self._spent_s > MAX_SHARE * elapsed_s:
             return
+        if not self._num_asked and isinstance(engine, VLLMEngine):
+            self._drawn.ask(engine)
         self._num_asked += 1
         settings = self._run.settings
         # both together at most 1 % of what a step may sample
         limit = max(2 * NUM_ANSWER, settings.batch_size * settings.max_seq_len // 200)
-        prompts = fixed_prompts(self._run.tokenizer, min(limit, settings.max_seq_len))
+        longest = settings.max_seq_len
+        if settings.max_prompt_len is not None:
+            longest = min(longest, settings.max_prompt_len + NUM_ANSWER)
+        prompts = fixed_prompts(self._run.tokenizer, min(limit, longest))
+        sampling = unreshaped(settings.sampling())
         client, name = policy_client(engine), engine.served_model
         members = [client]
         if isinstance(client, RoundRobinClient):
@@ -71,7 +83,8 @@ class Canary:
 
         async def work() -> list[Turn]:
             try:
-                return [turn for m in members for turn in await answers(m, name, prompts)]
+                turns_M = [await answers(m, name, prompts, sampling_args=sampling) for m in members]
+                return [turn for turns in turns_M for turn in turns]
             finally:
                 await client.aclose()  # type: ignore[attr-defined]
 
@@ -109,11 +122,11 @@ class Canary:
 
     def _check(self, model: torch.nn.Module) -> dict[str, float]:
         self._before, began = None, time.monotonic()
+        drawn = self._drawn.check()
         version, turns = self._answers()
-        device = next(model.parameters()).device
-        meter = scored(model, [[turn] for turn in turns], version, device)
+        meter = self._scored(model, turns, version)
         if not meter.num_current:
-            return {}
+            return drawn
         self._before = turns, version, _differences(meter)
         numbers = self._agreement.check(
             meter,
@@ -124,15 +137,19 @@ class Canary:
         numbers |= {"canary/version": version, "canary/log_ratio_abs": meter.mean_abs}
         numbers["canary/checksum"] = checksum(model)
         self._spent_s += time.monotonic() - began
-        return numbers
+        return drawn | numbers
 
     def _moved(self, model: torch.nn.Module) -> dict[str, float]:
         if self._before is None:
             return {}
         began, (turns, version, d) = time.monotonic(), self._before
-        again = scored(model, [[turn] for turn in turns], version, next(model.parameters()).device)
+        again = self._scored(model, turns, version)
         self._spent_s += time.monotonic() - began
         return {"canary/moved": float((_differences(again) - d).abs().mean())}
+
+    def _scored(self, model: torch.nn.Module, turns: Sequence[Turn], version: int) -> RatioMeter:
+        device = next(model.parameters()).device
+        return scored(model, [[turn] for turn in turns], version, device, self._temperature)
 
     def _answers(self) -> tuple[int, list[Turn]]:
         """(version, answers); no answers without a question, or with a warning."""

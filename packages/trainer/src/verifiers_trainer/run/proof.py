@@ -19,6 +19,7 @@ from verifiers.runtime.bounded import MAX_FILE_BYTES, read_text
 from verifiers.runtime.decoding import decode_json, read_json
 from verifiers.storage.proof import ALARM, LAG, PROOF, UNTRAINED, proof_of
 from verifiers_trainer.algorithm.batch import TrainBatch
+from verifiers_trainer.algorithm.diagnostics import MIN_COMPARED
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED
 from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.policy.checkpoint_files import write_json
@@ -31,6 +32,15 @@ from verifiers_trainer.run.sanity_checks import END, Agreement, mean_noise
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+WORDS = {
+    "agree": "the policy that sampled is the policy that was trained",
+    "inconclusive": (
+        "inconclusive: no push moved the answers by more than the noise, so that a server that kept"
+        " its first weights would look the same"
+    ),
+    "alarm": "sampler and trainer disagreed",
+}
 
 
 def token_uses(batch: TrainBatch, version: int) -> dict[str, int]:
@@ -73,24 +83,24 @@ def rows_of(proof: dict[str, Any]) -> list[tuple[str, str]]:
     tokens, largest = proof["tokens"], proof["largest"]
     if reason := proof.get("reason"):
         return [("proof", f"ended: {reason}")]
+    num_unknown = proof.get("unknown", 0)  # of a file of an older version
+    unknown = f", {num_unknown} more of too few tokens" if num_unknown else ""
     if largest is None:
-        return [("proof", "sampler and trainer were not compared")]
+        return [("proof", f"sampler and trainer were not compared{unknown}")]
     canaries = [entry for entry in proof["versions"] if "canary" in entry]
-    moved = [entry for entry in canaries if "moved" in entry]
-    num_told_apart = sum(entry["moved"] > ALARM * entry["canary"]["noise"] for entry in moved)
+    pushes = proof.get("told_apart", {"told": 0, "of": 0})
     untrained = ", ".join(f"{count:,} {reason}" for reason, count in tokens["untrained"].items())
-    sound = "the policy that sampled is the policy that was trained"
-    words = sound if proof["verdict"] == "agree" else "sampler and trainer disagreed"
     return [
         (
             "proof",
-            f"{words}: {proof['compared']} comparisons, at most {largest['disagreement']:.2g} times"
+            f"{WORDS[proof['verdict']]}: {proof['compared']} comparisons of"
+            f" {proof.get('compared_tokens', 0):,} tokens{unknown}, at most {largest['disagreement']:.2g} times"
             f" the noise ({largest['where']}; {ALARM:g} is an alarm, {END:g} ends the run)",
         ),
         (
             "canaries",
-            f"{len(canaries)} versions answered; {num_told_apart} of {len(moved)} pushes moved the answers"
-            f" by more than the noise; {proof['restarts']} restarts",
+            f"{len(canaries)} versions answered; {pushes['told']} of {pushes['of']} pushes moved the"
+            f" answers by more than the noise; {proof['restarts']} restarts",
         ),
         (
             "tokens",
@@ -160,6 +170,11 @@ def compare_with(
     meter = scored(model, [[turn] for turn in turns], version, model.device, temperature)
     agreement = Agreement(None, tokenizer, temperature, least)
     numbers = agreement.check(meter, partial(mean_noise, model, meter), what)
+    if meter.num_current < MIN_COMPARED:
+        raise ConfigError(
+            f"{what}: {meter.num_current} tokens can be compared, which say nothing; at least"
+            f" {MIN_COMPARED} are needed, so ask for longer answers, or save more rollouts"
+        )
     return (
         f"{meter.num_current} tokens agree to {meter.mean_abs:.2g} nats,"
         f" {numbers['sampler/disagreement']:.2g} times the noise ({agreement.noise:.2g})"
@@ -167,7 +182,8 @@ def compare_with(
 
 
 def _saved_rollouts(folder: Path) -> dict[int, tuple[int, list[Turn]]]:
-    """Version -> (step, turns) of the first saved rollout that it sampled whole."""
+    """Version -> (step, turns) of the first saved rollouts that it sampled whole, of one step and
+    as many as have ``MIN_COMPARED`` tokens."""
     rollouts: dict[int, tuple[int, list[Turn]]] = {}
     paths = {int(path.stem[5:]): path for path in (folder / COMPLETIONS).glob("step-*.jsonl")}
     for step, path in sorted(paths.items()):
@@ -177,8 +193,11 @@ def _saved_rollouts(folder: Path) -> dict[int, tuple[int, list[Turn]]]:
             if len(versions) != 1 or not all("prompt_ids" in record for record in records):
                 continue
             version = records[0]["version"]
-            if isinstance(version, int) and version not in rollouts:
-                rollouts[version] = step, _turns_of(records)
+            if not isinstance(version, int):
+                continue
+            first, turns = rollouts.setdefault(version, (step, []))
+            if first == step and sum(len(turn.completion_ids) for turn in turns) < MIN_COMPARED:
+                turns += _turns_of(records)
     return rollouts
 
 

@@ -6,6 +6,7 @@ A mask or a bound on a ratio can hide a NaN from the loss, so the inputs are che
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from verifiers.errors import ConfigError, NonFiniteLoss
 from verifiers.rollouts.turn import Turn
 from verifiers.storage.proof import ALARM
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
-from verifiers_trainer.algorithm.diagnostics import RatioMeter
+from verifiers_trainer.algorithm.diagnostics import MIN_COMPARED, RatioMeter
 from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
 from verifiers_trainer.engines.embedded.threads import threads_for
 from verifiers_trainer.policy.checkpoint_files import write_json
@@ -32,7 +33,6 @@ from verifiers_trainer.policy.forward_checks import (
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 from verifiers_trainer.policy.scoring import scored
 from verifiers_trainer.settings.config import RLConfig
-from verifiers_trainer.settings.fields import RESHAPING
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
@@ -223,10 +223,14 @@ class Agreement:
         computed or of a dtype.
 
         Raises ``ConfigError`` with what is known of a disagreement of ``END`` times the noise.
-        Judges nothing when top-k and the like reshape the sampled distribution.
+        Judges nothing when top-k and the like reshape the sampled distribution; of fewer than
+        ``MIN_COMPARED`` tokens the disagreement is NaN, unknown.
         """
-        if self._config is not None and self._config.sampling().keys() & RESHAPING:
+        if self._config is not None and self._config.reshaping:
             return {}
+        compared = {"sampler/compared": meter.num_current}
+        if meter.num_current < MIN_COMPARED:
+            return compared | {"sampler/disagreement": math.nan}
         if not self._rounding or not meter.disagreement(self.noise) <= ALARM:
             self._rounding = measure()
         multiple = meter.disagreement(self.noise)
@@ -234,7 +238,7 @@ class Agreement:
             raise ConfigError(
                 self._sentence(meter, what, measure(torch.bfloat16)), disagreement=multiple
             )
-        numbers = {"sampler/noise": self.noise, "sampler/disagreement": multiple}
+        numbers = compared | {"sampler/noise": self.noise, "sampler/disagreement": multiple}
         if len(self._shares) < NUM_FIRST:
             self._shares.append(meter.mean_abs / max(self._least, self._rounding))
             if len(self._shares) == NUM_FIRST:

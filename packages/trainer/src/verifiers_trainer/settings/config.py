@@ -26,6 +26,7 @@ import torch
 # not from the root, whose types are those of every model
 from transformers.training_args import TrainingArguments
 
+from verifiers.clients.payload import explicit
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
 from verifiers_trainer.algorithm.losses import BOUNDS, bounds_read, named_objective
@@ -39,6 +40,7 @@ from verifiers_trainer.settings.cross_field_rules import (
     INFERENCE,
 )
 from verifiers_trainer.settings.fields import RESHAPING, Settings, plain, problem_of, resume_values
+from verifiers_trainer.settings.sampling import reshaping_arguments
 
 log = logging.getLogger(__name__)
 
@@ -231,28 +233,28 @@ class RLConfig(RLFields):
         return None
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling arguments of every training request."""
+        """The sampling arguments of every training request.
+
+        Neutral values are sent as well: a server would use a default of its own for what is left
+        out.
+        """
         parameters: dict[str, Any] = {
             "max_tokens": self.max_turn_tokens,
             "temperature": self.temperature,
+            "stop": self.stop or None,
+            "guided_regex": self.guided_regex or None,
         }
-        for name in sorted({*RESHAPING, "stop", "guided_regex"}):
-            value = getattr(self, name)
-            is_neutral = (
-                not value or value == self.default_of(name) or (name == "top_k" and value < 0)
-            )
-            parameters[name] = None if is_neutral else value
+        parameters |= {name: explicit(name, getattr(self, name)) for name in sorted(RESHAPING)}
         if self.prompt_overflow == "truncate_left" and self.max_prompt_len is not None:
             parameters |= {"truncate_prompt_tokens": self.max_prompt_len, "truncation_side": "left"}
-        return {
-            name: value for name, value in parameters.items() if value is not None
-        } | self.sampling_args
+        parameters |= self.sampling_args
+        return {name: value for name, value in parameters.items() if value is not None}
 
     @property
     def reshaping(self) -> list[str]:
         """The sampling arguments in force that make the sampled distribution another than the
         trained distribution."""
-        return sorted(self.sampling().keys() & RESHAPING)
+        return reshaping_arguments(self.sampling())
 
     @property
     def max_turn_tokens(self) -> int | None:

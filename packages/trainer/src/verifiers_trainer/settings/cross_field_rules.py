@@ -417,7 +417,8 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
             f"truncated_sampling='refuse' and {', '.join(config.reshaping)}: tokens would not be"
             " sampled from the distribution that is trained"
         )
-    for name in sorted(SAMPLING_FIELDS & config.sampling_args.keys()):
+    further = {**config.sampling_args, **(config.sampling_args.get("extra_body") or {})}
+    for name in sorted(SAMPLING_FIELDS & further.keys()):
         problems.append(
             f"sampling_args has {name!r}, which is a setting of the training: set {name} instead"
         )

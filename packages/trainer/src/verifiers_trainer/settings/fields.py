@@ -393,8 +393,9 @@ class Settings:
     """A regular expression that completions must match; needs an inference server with constrained
     decoding."""
     truncated_sampling: Annotated[Literal["warn", "refuse"], ALARMS] = "warn"
-    """Whether to "warn" about or "refuse" top_p, top_k, min_p and penalties, which make the sampled
-    distribution another than the trained distribution."""
+    """Whether to "warn" about or "refuse" top_p, top_k, min_p, penalties, guided_regex and, in
+    sampling_args, logit_bias, min_tokens and the like, which make the sampled distribution another
+    than the trained distribution."""
     sampling_args: dict[str, Any] = field(default_factory=dict)
     """Additional sampling arguments of every request."""
 

@@ -213,13 +213,21 @@ class _Command:
         exported: Mapping[str, str] | None,
     ) -> None:
         from verifiers.cli.evaluate.summary import print_summary, run_facts, throughput
+        from verifiers.clients.payload import left_to_server
         from verifiers.runtime.redaction import redacted
 
         rates = throughput(
             progress.done - progress.resumed, progress.output_tokens, results.metadata["time"]
         )
         summary = results.summary()
-        facts = run_facts(results, summary, throughput=rates, exported=exported)
+        sent = {**prepared.env.sampling_args, **prepared.settings.sampling()}
+        facts = run_facts(
+            results,
+            summary,
+            throughput=rates,
+            exported=exported,
+            left_to_server=left_to_server(sent, results.metadata["base_url"]),
+        )
         self.report.runs.append(facts)
         self.varied.append(redacted(prepared.evaluation.combination))
         self.typed.append({**facts, "env_id": prepared.env_id})

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TextIO
 
+from verifiers.clients.payload import left_to_server
 from verifiers.results.texts import dollars, duration, number, number_lines
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ RUN_KEYS = (
     " num_unscored avg_reward reward_stderr success_metric avg_success success_stderr avg_metrics"
     " pass_at_k pass_at_k_interval pass_at_k_examples pass_at_k_unknown pass_at_k_bounds pass_all_k"
     " stop_conditions errors usage cost_usd latency"
-    " throughput seconds resumed env_args sampling_args stopped spent exported coverage"
+    " throughput seconds resumed env_args sampling_args left_to_server stopped spent exported"
+    " coverage"
 ).split()
 MAX_MESSAGE_CHARS = 1200
 MAX_MESSAGES = 12
@@ -74,13 +76,17 @@ def run_facts(
     """A run as an entry of ``runs``. ``more``: values that only the command has (``throughput``,
     ``exported``).
 
-    Latency is in milliseconds, ``local_model`` only where it was used. ``summary``: of the results,
+    Latency is in milliseconds, ``local_model`` only where it was used; ``left_to_server`` has the
+    sampling parameters that requests left to the server's defaults. ``summary``: of the results,
     if it is known.
     """
     facts = {**(results.summary() if summary is None else summary), **more}
     run = {key: facts.get(key) for key in RUN_KEYS}
-    if local_model := results.metadata.get("local_model"):
-        run["local_model"] = local_model
+    local_model = results.metadata.get("local_model")
+    if "left_to_server" not in more:
+        run["left_to_server"] = left_to_server(run["sampling_args"] or {}, run["base_url"])
+    if local_model:
+        run |= {"local_model": local_model, "left_to_server": []}
     return run
 
 
@@ -132,17 +138,16 @@ def _lines(facts: Mapping[str, Any], notes: Iterable[str]) -> Iterable[tuple[str
 
 
 def _sampling(facts: Mapping[str, Any]) -> str:
-    """The sampling arguments of every request: the run's over the local model's; another server has
-    its own.
+    """The sampling arguments of every request: the run's over the local model's; what is left out
+    is the server's choice.
 
-    >>> _sampling({"sampling_args": {"max_tokens": 32}})
-    "max_tokens 32; the rest by the server's defaults"
+    >>> _sampling({"sampling_args": {"max_tokens": 32}, "left_to_server": ["top_p", "top_k"]})
+    'max_tokens 32; left to the server: top_p, top_k'
     """
-    local = facts.get("local_model")
-    sampling = {**(local or {}).get("sampling", {}), **facts["sampling_args"]}
-    defaults = "" if local or "temperature" in sampling else "the rest by the server's defaults"
+    sampling = {**(facts.get("local_model") or {}).get("sampling", {}), **facts["sampling_args"]}
     listed = ", ".join(f"{name} {value}" for name, value in sampling.items())
-    return "; ".join(filter(None, (listed, defaults)))
+    names = ", ".join(facts.get("left_to_server") or ())
+    return "; ".join(filter(None, (listed, names and f"left to the server: {names}")))
 
 
 # --- several runs ---------------------------------------------------------------------------------

@@ -76,11 +76,11 @@ export async function trainingPage(main, { parts, query }) {
 
   function drawProof(proof) {
     const { tokens, largest, versions } = proof;
-    const words = { agree: "the policy that sampled is the policy that was trained", alarm: "sampler and trainer disagreed", ended: "a disagreement ended the run", unknown: "sampler and trainer were not compared" }[proof.verdict] || proof.verdict;
+    const words = { agree: "the policy that sampled is the policy that was trained", inconclusive: "no push moved the answers by more than the noise: a server that kept its first weights would look the same", alarm: "sampler and trainer disagreed", ended: "a disagreement ended the run", unknown: "sampler and trainer were not compared" }[proof.verdict] || proof.verdict;
     const small = (value) => (isKnown(value) ? String(Number(value.toPrecision(2))) : "–"); // 0.000025, not 0.000
     const times = (canary) => (canary ? `${small(canary.disagreement)} × ${small(canary.noise)}` : "–");
     const lags = (lag) => Object.entries(lag || {}).map(([age, n]) => `${count(n)} at lag ${age}`).join(", ") || "–";
-    const facts = [`${plural(proof.compared, "comparison")}`, largest ? `at most ${small(largest.disagreement)} times the noise (${largest.where}); 2 is an alarm, 4 ends the run` : null, `${count(tokens.sampled)} tokens sampled, ${count(tokens.trained)} trained`,
+    const facts = [`${plural(proof.compared, "comparison")} of ${count(proof.compared_tokens)} tokens`, proof.unknown ? `${count(proof.unknown)} more of too few tokens` : null, largest ? `at most ${small(largest.disagreement)} times the noise (${largest.where}); 2 is an alarm, 4 ends the run` : null, `${count(tokens.sampled)} tokens sampled, ${count(tokens.trained)} trained`,
       ...Object.entries(tokens.untrained).map(([reason, n]) => `${count(n)} not trained: ${reason}`), `${count(proof.pushes)} weight updates`, plural(proof.restarts, "restart")].filter(Boolean);
     const wasOpen = proved.firstChild?.open;
     replace(proved, h("details", { class: "settings proof", open: wasOpen ?? proof.verdict === "ended" }, h("summary", null, visible(`Proof: ${words}`)), h("p", null, visible(facts.join(" · "))), proof.reason ? h("p", null, visible(proof.reason)) : null,

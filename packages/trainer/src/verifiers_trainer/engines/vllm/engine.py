@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +52,7 @@ from verifiers_trainer.engines.vllm.features import (
     parse_version,
 )
 from verifiers_trainer.engines.vllm.labels import LabelReader
-from verifiers_trainer.engines.vllm.probe import check_server
+from verifiers_trainer.engines.vllm.probe import check_server, draw
 from verifiers_trainer.engines.vllm.weights.protocol import (
     Deadline,
     WeightSync,
@@ -79,6 +80,8 @@ class VLLMEngine:
     """``urls`` are one or several servers; ``open_sync`` selects the weight transfer at ``start``.
 
     in_chat: whether the environment uses chat messages.
+    sampling: the sampling arguments of rollouts, without those that reshape the distribution, which
+        the first completions and ``draw`` are asked with.
     sync_timeout_s: bound on one push or repair in seconds, its retry included.
     sync_every: policy versions per push.
     """
@@ -93,6 +96,7 @@ class VLLMEngine:
         open_sync: OpenSync,
         *,
         in_chat: bool = True,
+        sampling: Mapping[str, Any] = MappingProxyType({}),
         sync_timeout_s: float = 300.0,
         sync_every: int = 1,
         api_key: str | None = None,
@@ -100,7 +104,7 @@ class VLLMEngine:
         self.model = model
         self._tokenizer = tokenizer
         self._open_sync = open_sync
-        self._in_chat = in_chat
+        self._in_chat, self._sampling = in_chat, sampling
         self.vocabulary: int = model.config.get_text_config().vocab_size
         """Number of token ids of the trained model."""
         self._timeout_s, self._every = sync_timeout_s, sync_every
@@ -181,8 +185,8 @@ class VLLMEngine:
             self._features = features_of(parse_version(oldest))
             self._sync = self._open_sync(servers, self.run, self._features, oldest)
             for server in servers:
-                model = server.serving.model
-                if note := check_server(server, model, self._tokenizer, self._in_chat):
+                model, sampling = server.serving.model, self.understood(self._sampling)
+                if note := check_server(server, model, self._tokenizer, self._in_chat, sampling):
                     log.warning("%s", note)
                 self._labels[server.url] = LabelReader(self._reader(server))
         except BaseException:  # an interrupt too: connections and thread are closed; raised again
@@ -236,6 +240,13 @@ class VLLMEngine:
         if len(clients) == 1:
             return clients[0]
         return RoundRobinClient([(client, None) for client in clients])
+
+    def draw(self, prompt: Sequence[int], count: int) -> dict[str, np.ndarray]:
+        """By the URL of each server ``count`` tokens [count] that it samples after ``prompt``, with
+        the arguments of rollouts. Raises ``WeightSyncError``."""
+        sampling = self.understood(self._sampling)
+        servers = self._running_servers()
+        return {server.url: draw(server, prompt, count, sampling) for server in servers}
 
     # --- weights ----------------------------------------------------------------------------------
 

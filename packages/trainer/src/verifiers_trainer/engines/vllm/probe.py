@@ -5,15 +5,24 @@ Short prompts are sampled at two temperatures. The spread of the likely tokens g
 1 / temperature in processed log-probabilities, and is constant in raw log-probabilities; logits of
 a server are rounded, and not equally in every call. Wrong weights are detected by the ratio of the
 first step (``run.sanity_checks``).
+
+Requests have the sampling arguments of rollouts, whatever a server's defaults are, so that the
+first completion is refused if a rollout would be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product, zip_longest
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from verifiers.clients.http import MAX_TOKENS
+from verifiers.clients.payload import to_fields
 from verifiers.errors import ConfigError, WeightSyncError
+from verifiers.types import ModelRequest
 from verifiers_trainer.engines.vllm.control import Server
 
 if TYPE_CHECKING:
@@ -28,15 +37,27 @@ not be likely."""
 ROUNDING = 0.25
 """Nats by which rounding changes a spread from call to call: each of its two logits by one step of
 bfloat16, which is 0.125 from 16 to 32."""
-STAGE = "the first completion"
+STAGE, DRAWS_STAGE = "the first completion", "drawing tokens at one position"
+COMPLETIONS = "/v1/completions"
+DRAWS_AT_ONCE = 512
 TIMEOUT_S = 120.0
 
 
-def check_server(server: Server, model: str, tokenizer: Tokenizer, in_chat: bool) -> str | None:
-    """A warning of what could not be checked, or None. Raises ``ConfigError`` if unusable."""
+def check_server(
+    server: Server,
+    model: str,
+    tokenizer: Tokenizer,
+    in_chat: bool,
+    sampling: Mapping[str, Any] = MappingProxyType({}),
+) -> str | None:
+    """A warning of what could not be checked, or None. Raises ``ConfigError`` if unusable.
+
+    sampling: the arguments of rollouts, without those that reshape the distribution.
+    """
     spreads = {1.0: 0.0, LOW: 0.0}
+    limit = sampling.get("truncate_prompt_tokens") or 0
     for prompt, temperature in product(PROMPTS, spreads):
-        answer = _ask(server, model, prompt, in_chat, temperature)
+        answer = _ask(server, model, prompt, in_chat, {**sampling, "temperature": temperature})
         choice = answer["choices"][0]
         prompt_ids = answer.get("prompt_token_ids") or choice.get("prompt_token_ids")
         if not prompt_ids or not choice.get("token_ids"):
@@ -45,7 +66,8 @@ def check_server(server: Server, model: str, tokenizer: Tokenizer, in_chat: bool
                 " guessed from text, which is not the identity for any tokenizer; use vLLM 0.11 or"
                 " newer"
             )
-        _require_same_tokens(server, prompt_ids, _expected_ids(tokenizer, prompt, in_chat))
+        expected = _expected_ids(tokenizer, prompt, in_chat)[-limit:]
+        _require_same_tokens(server, prompt_ids, expected)
         if (spread := _spread(choice)) is None:
             return (
                 f"{server.url} does not list likely tokens, so that its log-probabilities may"
@@ -79,21 +101,52 @@ def _expected_ids(tokenizer: Tokenizer, prompt: str, in_chat: bool) -> list[int]
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _ask(server: Server, model: str, prompt: str, in_chat: bool, temperature: float) -> Any:
-    body: dict[str, Any] = {
-        "model": model,
-        "max_tokens": 1,
-        "temperature": temperature,
-        "top_p": 1.0,  # or the server takes the filters of the model's generation_config
-        "top_k": -1,
-        "seed": 0,
-        "return_token_ids": True,
-    }
-    if in_chat:
-        body |= {"messages": _messages(prompt), "logprobs": True, "top_logprobs": NUM_LIKELY}
-    else:
-        body |= {"prompt": prompt, "logprobs": NUM_LIKELY}
-    path = "/v1/chat/completions" if in_chat else "/v1/completions"
+def draw(
+    server: Server, prompt: Sequence[int], count: int, sampling: Mapping[str, Any]
+) -> np.ndarray:
+    """``count`` tokens [count] that follow ``prompt``, sampled with the arguments of rollouts.
+
+    Raises ``WeightSyncError`` for a server that answers with others.
+    """
+    tokens: list[int] = []
+    body = request_body(server, list(prompt), False, sampling)
+    while len(tokens) < count:
+        part = min(DRAWS_AT_ONCE, count - len(tokens))
+        numbered = {**body, "n": part, "seed": len(tokens)}
+        answer = server.call("POST", COMPLETIONS, numbered, stage=DRAWS_STAGE, timeout_s=TIMEOUT_S)
+        ids = [choice.get("token_ids") or [-1] for choice in answer["choices"]]
+        if len(ids) != part or min(drawn[0] for drawn in ids) < 0:
+            raise WeightSyncError(
+                f"{server.url} answers {len(ids)} choices with token ids where n is {part}",
+                stage=DRAWS_STAGE,
+                url=server.url,
+            )
+        tokens += [drawn[0] for drawn in ids]
+    return np.array(tokens)
+
+
+def request_body(
+    server: Server, prompt: str | list[int], in_chat: bool, sampling: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the client of rollouts sends for one token after ``prompt``."""
+    arguments = {**sampling, "max_tokens": 1}
+    request = ModelRequest(
+        _messages(prompt) if isinstance(prompt, str) and in_chat else prompt,
+        server.serving.model,
+        "chat" if in_chat else "completion",
+        sampling_args=arguments,
+        seed=0,
+        require_tokens=True,
+    )
+    return to_fields(request, MAX_TOKENS if in_chat else "max_tokens")
+
+
+def _ask(
+    server: Server, model: str, prompt: str, in_chat: bool, sampling: Mapping[str, Any]
+) -> Any:
+    likely = {"top_logprobs": NUM_LIKELY} if in_chat else {"logprobs": NUM_LIKELY}
+    body = request_body(server, prompt, in_chat, {**sampling, **likely}) | {"model": model}
+    path = "/v1/chat/completions" if in_chat else COMPLETIONS
     try:
         return server.call("POST", path, body, stage=STAGE, timeout_s=TIMEOUT_S)
     except WeightSyncError as error:
