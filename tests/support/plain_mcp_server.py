@@ -1,9 +1,9 @@
 """An MCP server on stdio written by hand, which starts in a few milliseconds: for tests of servers'
 lives.
 
-``python plain_mcp_server.py [--starts FILE] [--also TOOL] [--mute]``: notes every start in FILE,
-offers one more tool of the name TOOL, or never answers. It imports no library of the protocol, so
-it also tests that another author's server is understood.
+``python plain_mcp_server.py [--starts FILE] [--also TOOL] [--mute] [--threads]``: notes every start
+in FILE, offers one more tool of the name TOOL, never answers, or answers calls side by side. It
+imports no library of the protocol, so it also tests that another author's server is understood.
 """
 
 import argparse
@@ -21,6 +21,9 @@ NUMBERS = {
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
     "required": ["a", "b"],
 }
+
+
+WRITING = threading.Lock()
 
 
 def add(a, b):
@@ -64,9 +67,34 @@ def flood():
         sys.stdout.write("x" * 2**20)
 
 
+def long(size, id_last=False):
+    return "x" * size
+
+
+def hang():
+    while True:
+        time.sleep(60)
+
+
+def half():
+    """Not an answer: the first half of one."""
+
+
 TOOLS = {
     function.__name__: function
-    for function in (add, process_id, environment, crash, slow, flood, daemon, deaf)
+    for function in (
+        add,
+        process_id,
+        environment,
+        crash,
+        slow,
+        flood,
+        daemon,
+        deaf,
+        long,
+        hang,
+        half,
+    )
 }
 
 
@@ -96,6 +124,7 @@ def main():
     arguments.add_argument("--starts", type=Path)
     arguments.add_argument("--also")
     arguments.add_argument("--mute", action="store_true")
+    arguments.add_argument("--threads", action="store_true")
     options = arguments.parse_args()
     if options.starts is not None:
         with options.starts.open("a") as file:
@@ -107,12 +136,25 @@ def main():
     for line in sys.stdin:
         request = json.loads(line)
         if "id" in request and not options.mute:
-            answer = {
-                "jsonrpc": "2.0",
-                "id": request["id"],
-                "result": result_of(request["method"], request.get("params") or {}),
-            }
-            print(json.dumps(answer), flush=True)
+            if options.threads:
+                threading.Thread(target=answer, args=(request,), daemon=True).start()
+            else:
+                answer(request)
+
+
+def answer(request):
+    params = request.get("params") or {}
+    result = result_of(request["method"], params)
+    head = {"jsonrpc": "2.0", "id": request["id"]}
+    if params.get("arguments", {}).get("id_last"):  # members of an object have no order
+        text = json.dumps({"result": result, **head})
+    else:
+        text = json.dumps({**head, "result": result})
+    if params.get("name") == "half":
+        text = text[: len(text) // 2]
+    with WRITING:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

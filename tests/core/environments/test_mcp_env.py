@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from support.threads import no_new_thread
-from verifiers.environments.integrations import extras, mcp_servers
+from verifiers.environments.integrations import extras, mcp_messages, mcp_servers
 
 if not extras.MCP.is_installed:
     pytest.skip("mcp is not installed (the extra 'mcp')", allow_module_level=True)
@@ -227,7 +227,7 @@ def test_a_server_that_dies_again_ends_the_rollout_and_its_reward_is_unknown(tmp
 @pytest.mark.parametrize("limit", [2**20, 2**24])
 def test_a_message_without_end_is_left_at_the_limit_and_ends_its_rollout_alone(monkeypatch, limit):
     """The second limit is the negative control: so much is held."""
-    monkeypatch.setattr(mcp_servers, "MAX_MESSAGE_BYTES", limit)
+    monkeypatch.setattr(mcp_messages, "MAX_MESSAGE_BYTES", limit)
     with mcp_env() as env:
         assert answers(run(env, call("add", a=1, b=2))) == ["3"]
         tracemalloc.start()

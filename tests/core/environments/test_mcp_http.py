@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from verifiers.environments.integrations import extras, mcp_http
+from verifiers.environments.integrations import extras, mcp_messages
 
 if not extras.MCP.is_installed:
     pytest.skip("mcp is not installed (the extra 'mcp')", allow_module_level=True)
@@ -213,7 +213,7 @@ FAILURES = {
     "a redirect on the same host": (307, {"location": "/mcp/"}, b"", "redirects to /mcp/"),
     "a refusal": (401, {}, b"no such key", "HTTP 401: no such key"),
     "a failure": (500, {}, b"", "HTTP 500"),
-    "no JSON": (200, {"content-type": "application/json"}, b"<html>", "Failed to parse JSON"),
+    "no JSON": (200, {"content-type": "application/json"}, b"<html>", "it is no message of the protocol"),
     "a page": (200, {"content-type": "text/html"}, b"<html>", "text/html"),
     "compressed": (200, {"content-type": "application/json", "content-encoding": "gzip"}, b"x", "compressed"),
 }  # fmt: skip
@@ -249,7 +249,7 @@ def test_a_redirect_takes_no_key_elsewhere(monkeypatch):
 
 @pytest.mark.parametrize("options", [{"json_response": True}, {}], ids=["JSON", "events"])
 def test_an_answer_without_end_is_left_at_the_limit(monkeypatch, options):
-    monkeypatch.setattr(mcp_http, "MAX_MESSAGE_BYTES", 50_000)
+    monkeypatch.setattr(mcp_messages, "MAX_MESSAGE_BYTES", 50_000)
     call = ToolCall("c1", "long", {"size": 100_000})
     with serving(**options) as server, mcp_env(server.url) as env:
         (output,) = run(env, call).outputs
@@ -272,7 +272,7 @@ def test_a_server_that_comes_back_is_connected_again(is_older):
             again.stop()
         (output,) = run(env).outputs
         assert output.error.error == "InfraError"
-        assert "All connection attempts failed" in output.error.message
+        assert "Cannot connect to host 127.0.0.1" in output.error.message
 
 
 def test_a_tools_own_error_is_told_to_the_model():

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import ipaddress
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -50,6 +49,7 @@ from verifiers.runtime.bounded import TooLong, read_chunks, size_text
 from verifiers.runtime.calls import PerLoop
 from verifiers.runtime.deadlines import Deadline
 from verifiers.runtime.decoding import decode_message
+from verifiers.runtime.http_clients import header_value, is_loopback_url, open_session
 from verifiers.runtime.redaction import digested
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.described import describe, type_name
@@ -59,7 +59,6 @@ from verifiers.types import ModelRequest, Response
 MAX_TOKENS = "max_completion_tokens"
 KEEPALIVE_S = 4.5  # below the 5 s after which uvicorn closes an idle connection
 SPARE_FILES = 64  # files that the rest of the process may open later
-PROXY_VARIABLES = "HTTP_PROXY HTTPS_PROXY ALL_PROXY http_proxy https_proxy all_proxy".split()
 
 
 class Pool:
@@ -351,15 +350,14 @@ class HttpClient(Identified, ABC):
         for name, value in self._credentials(key).items():
             headers.setdefault(name, value)
         num_connections = min(config.max_connections, connection_room())
-        session = aiohttp.ClientSession(
+        session = open_session(
+            self.base_url,
             connector=aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(  # the total: _exchange
                 total=None, sock_connect=config.connect_timeout, sock_read=self._idle_timeout()
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=headers,
-            trust_env=not is_loopback(self._base)
-            and any(name in os.environ for name in PROXY_VARIABLES),
         )
         return Pool(session, AdaptiveLimiter(num_connections), self._endpoint(key))
 
@@ -391,20 +389,14 @@ class HttpClient(Identified, ABC):
         )
         sent = {name.lower() for name in self.config.extra_headers}
         sends_own_key = sent & {"authorization", self.key_header.lower()}
-        if key is None and not is_loopback(self._base) and not sends_own_key:
+        if key is None and not is_loopback_url(self.base_url) and not sends_own_key:
             name = self.config.api_key_var
             raise MissingKeyError(
                 f"{self.base_url} needs a key: set the environment variable {name} (any text where"
                 " none is checked)",
                 names=[name],
             )
-        key = (key or "").strip()
-        if not (key.isascii() and key.isprintable()):
-            raise ConfigError(
-                f"the key for {self.base_url} contains characters that are not valid in a key: copy"
-                " it again"
-            )
-        return key or None
+        return header_value(key or "", f"the key for {self.base_url}") or None
 
     def _url(self, path: str) -> URL:
         return (self._base / path).update_query(self._query) if self._query else self._base / path
@@ -488,15 +480,6 @@ def _parse_base_url(text: str) -> URL:
             " extra_headers"
         )
     return url
-
-
-def is_loopback(url: URL) -> bool:
-    """Return whether the host of the URL is the loopback interface."""
-    host = url.host or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 def connection_room() -> int:

@@ -31,6 +31,7 @@ from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.in_process import InProcessClient
 from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, open_file, read_stream
+from verifiers.runtime.http_clients import open_url
 from verifiers.storage.described import type_name
 
 if TYPE_CHECKING:
@@ -238,12 +239,10 @@ class LocalClient(InProcessClient):
 
 
 def _ask(base_url: str, route: str, key: str) -> Any:
-    """Query the status of the server; it is on loopback, so without a proxy."""
+    """Query the status of the server."""
     address = base_url.removesuffix("/v1") + route
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"})
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-        request, timeout=STATUS_TIMEOUT_S
-    ) as answer:
+    with open_url(request, STATUS_TIMEOUT_S) as answer:
         return json.loads(read_stream(answer, MAX_OUTPUT_BYTES, address))
 
 

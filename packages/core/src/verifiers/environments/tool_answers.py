@@ -1,4 +1,5 @@
-"""Turn the result of a tool into the message for its call, truncated to a limit.
+"""Turn the result of a tool into the message for its call, truncated to a limit; the limits of what
+a server says of its tools.
 
 This module calls no tool and depends on no environment.
 """
@@ -8,12 +9,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from verifiers.types import Message, ToolMessage
 
 PARTS = ("text", "image_url", "input_audio")
+MAX_DESCRIPTION_CHARS = 20_000
+"""Of a tool of a server; a longer description is cut."""
+MAX_DEFINITIONS_CHARS = 2**20
+"""Of all tools of a server together, which are in every request and in every saved row."""
 
 
 def listed(result: object, limit: int) -> Any:
@@ -38,6 +43,25 @@ async def all_listed(result: object, limit: int) -> Any:
         if len(values) == limit:
             break
     return values
+
+
+def cut_description(description: str) -> str:
+    """What a server says of a tool, up to ``MAX_DESCRIPTION_CHARS``."""
+    if len(description) <= MAX_DESCRIPTION_CHARS:
+        return description
+    return cut(description, MAX_DESCRIPTION_CHARS)
+
+
+def check_definitions(tools: Sequence[Mapping[str, Any]]) -> None:
+    """*Raises* ValueError for tools of a server that are longer than ``MAX_DEFINITIONS_CHARS``."""
+    sizes = [len(json.dumps(tool, default=str)) for tool in tools]
+    if sum(sizes) > MAX_DEFINITIONS_CHARS:
+        longest = sizes.index(max(sizes))
+        raise ValueError(
+            f"their {len(sizes)} tools take {sum(sizes):,} characters of every request and every saved"
+            f" row, {str(tools[longest].get('name'))[:64]!r} alone {sizes[longest]:,}; at most"
+            f" {MAX_DEFINITIONS_CHARS:,} may"
+        )
 
 
 def as_answer(result: object, tool_call_id: str) -> Message:

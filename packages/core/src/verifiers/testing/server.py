@@ -18,7 +18,6 @@ import pickle
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,6 +27,7 @@ from aiohttp import web
 from verifiers.clients.payload import encode
 from verifiers.clients.serving import START_S, Answer, ModelServer, dialect_of, models_body
 from verifiers.errors import ModelRefused, VerifiersError
+from verifiers.runtime.http_clients import open_url
 from verifiers.testing import wire
 from verifiers.testing.connection import (
     COMPLETION_PATHS,
@@ -135,9 +135,7 @@ class FakeServer(ModelServer):
     def count(self) -> int:
         """Completion requests that arrived."""
         if self._child is not None:
-            with urllib.request.urlopen(
-                self.url.removesuffix("/v1") + "/stats", timeout=10
-            ) as answer:
+            with open_url(self.url.removesuffix("/v1") + "/stats", 10.0) as answer:
                 stats = json.load(answer)
             self.max_in_flight = stats["max_in_flight"]
             return int(stats["count"])

@@ -11,13 +11,13 @@ from __future__ import annotations
 import signal
 import sys
 import urllib.error
-import urllib.request
 from collections.abc import Sequence
 
 import click
 
 from verifiers.cli.common.command import Call, SmallCommand
 from verifiers.errors import ConfigError, RunError
+from verifiers.runtime.http_clients import open_url
 from verifiers_trainer.cli.launch_processes import Child, Signals, wait_until
 from verifiers_trainer.cli.vllm_command import (
     ServerCommand,
@@ -113,7 +113,7 @@ def _run(call: Call, command: ServerCommand, startup_s: float) -> None:
 def is_up(url: str) -> bool:
     """Return whether a server responds at ``url``."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2.0) as response:
+        with open_url(f"{url}/health", 2.0) as response:
             return bool(response.status == 200)
     except (OSError, urllib.error.URLError, ValueError):
         return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from verifiers.clients.protocol import Client
 from verifiers.environments.base import Environment
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, read_stream
 from verifiers.runtime.decoding import decode_message
+from verifiers.runtime.http_clients import open_url
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.engines.exact.client import ExactClient
 from verifiers_trainer.engines.vllm.engine import VLLMEngine
@@ -131,7 +131,7 @@ def _weights_of_a_run(url: str) -> str | None:
 
 
 def _ask(address: str) -> Any:
-    with urllib.request.urlopen(address, timeout=LOOK_S) as answer:
+    with open_url(address, LOOK_S) as answer:
         return decode_message(read_stream(answer, MAX_OUTPUT_BYTES, address))
 
 

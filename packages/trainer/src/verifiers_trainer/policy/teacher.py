@@ -25,6 +25,7 @@ from torch import Tensor
 from verifiers.errors import ConfigError, EndpointUnreachable
 from verifiers.runtime.bounded import MAX_FILE_BYTES, read_stream
 from verifiers.runtime.decoding import MAX_REPLY_VALUES, decode_message
+from verifiers.runtime.http_clients import header_value, open_url
 from verifiers_trainer.policy.folder_client import FolderClient, load_folder, model_folder
 from verifiers_trainer.policy.loading import get_model_and_tokenizer
 from verifiers_trainer.policy.logprobs import install_logprob_forward
@@ -151,17 +152,17 @@ class EndpointTeacher(_Frozen):
         )
 
     def _request(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        key = os.environ.get(API_KEY_VAR, "EMPTY")
+        key = header_value(os.environ.get(API_KEY_VAR, "EMPTY"), API_KEY_VAR)
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}/{path}", data, headers)
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            with open_url(request, TIMEOUT_S) as response:
                 return decode_message(read_stream(response, MAX_FILE_BYTES, path), MAX_REPLY_VALUES)
         except (OSError, ValueError) as error:
             detail = ""
             if isinstance(error, urllib.error.HTTPError):
-                detail = error.read().decode(errors="replace")[:300]
+                detail = error.read(300).decode(errors="replace")
             raise EndpointUnreachable(
                 f"the teacher {self.url}/{path} failed: {error} {detail}".rstrip()
             ) from error

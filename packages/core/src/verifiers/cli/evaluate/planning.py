@@ -291,14 +291,12 @@ def from_run(settings: EvalSettings, explicit: Mapping[str, Any]) -> EvalSetting
 def _check_endpoint(base_url: str, run: str) -> None:
     """*Raises* ConfigError for an endpoint that a saved run alone names: the key of the user would
     be sent there."""
-    from yarl import URL
-
-    from verifiers.clients.http import is_loopback
+    from verifiers.runtime.http_clients import is_loopback_url
 
     vendors = {vendor_of(kind) for kind in CLIENT_TYPES}
     usual = {vendor.base_url for vendor in vendors}
     usual |= {os.environ[v.base_url_var] for v in vendors if v.base_url_var in os.environ}
-    if base_url not in usual and not is_loopback(URL(base_url)):
+    if base_url not in usual and not is_loopback_url(base_url):
         raise ConfigError(
             f"{run} names the endpoint {base_url}, and a saved run does not choose where prompts and"
             f" keys are sent: name it yourself (-b {base_url})",

@@ -25,27 +25,50 @@ def event(data: Mapping[str, Any] | bytes, name: str | None = None) -> bytes:
 
 
 class EventDecoder:
-    r"""Yields the data of each whole event; comments, names and ids are skipped, as ``data`` holds
-    the type.
+    r"""Yields the data of each whole event; comments are skipped, as ``data`` holds the type.
+
+    ``name``, ``last_id`` and ``retry_ms`` are those of the event that was yielded last.
 
     >>> decoder = EventDecoder()
-    >>> [*decoder.feed(b"event: x\r\nda"), *decoder.feed(b"ta: 1\r\n\r\n: keep-alive\n\ndata: 2\n\n")]
+    >>> [*decoder.feed(b"event: x\r\nda"), *decoder.feed(b"ta: 1\r\n\r\n: keep-alive\n\nid: 7\ndata: 2\n\n")]
     ['1', '2']
+    >>> decoder.last_id
+    '7'
     """
 
     def __init__(self) -> None:
-        self._unread = b""
+        self._unread: list[bytes] = []
         self._lines: list[str] = []
+        self._next_name = ""
+        self.name = "message"
+        self.last_id = ""
+        self.retry_ms: int | None = None
 
     def feed(self, received: bytes) -> Iterator[str]:
         """Yield the data of the events that these bytes complete."""
-        *lines, self._unread = (self._unread + received).split(b"\n")
+        self._unread.append(received)
+        if b"\n" not in received:  # joined once, however many pieces a line comes in
+            return
+        *lines, unread = b"".join(self._unread).split(b"\n")
+        self._unread = [unread]
         for line in lines:
             if line in (b"", b"\r"):
+                self.name, self._next_name = self._next_name or "message", ""
                 if self._lines:
                     data = "\n".join(self._lines)
                     self._lines = []
                     yield data
-            elif line.startswith(b"data:"):
-                text = line[5:].decode("utf-8", "replace")
-                self._lines.append(text.removesuffix("\r").removeprefix(" "))
+            else:
+                self._take(*line.removesuffix(b"\r").partition(b":")[::2])
+
+    def _take(self, field: bytes, content: bytes) -> None:
+        text = content.removeprefix(b" ").decode("utf-8", "replace")
+        match field:
+            case b"data":
+                self._lines.append(text)
+            case b"event":
+                self._next_name = text
+            case b"id":
+                self.last_id = text
+            case b"retry" if text.isascii() and text.isdigit():
+                self.retry_ms = int(text[:9])

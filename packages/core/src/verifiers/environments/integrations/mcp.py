@@ -6,8 +6,9 @@ environment, and stop at teardown; their tools are added to those of the environ
 names. A server sees only the basic environment variables and those configured for it. Processes and
 connections are in ``mcp_servers``.
 
-Tool errors reported by a server become error texts for the model. A dead server ends the rollout
-with ``InfraError``, and its reward is unknown.
+Tool errors reported by a server become error texts for the model. A call that gets no answer, or
+one that cannot be used, ends its rollout with ``InfraError``, and the reward is unknown; no other
+rollout has part in it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ from verifiers.data.tool_schema import ToolFunction
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.mcp_servers import Servers, ServerSpec
 from verifiers.environments.tool import CallOptions, ToolEnv
+from verifiers.environments.tool_answers import (
+    MAX_DESCRIPTION_CHARS,
+    check_definitions,
+    cut_description,
+)
 from verifiers.errors import ConfigError, ToolCallError, message_of
 from verifiers.rollouts.author_code import setup, teardown
 from verifiers.rollouts.state import State
@@ -72,7 +78,8 @@ class MCPEnv(ToolEnv):
             dataset=[{"question": "Which files are there?", "answer": "notes.txt"}],
         )
 
-    A dead server is restarted once per call, and that call is repeated. Further parameters are
+    A server that died is started again, and a call that its death cut off is repeated once; a call
+    that was answered, however, is not. Further parameters are
     those of ``ToolEnv``; its ``tools`` are offered together with those of the servers.
 
     *Raises* ConfigError when the extra is not installed or a server is described incorrectly; at
@@ -168,6 +175,12 @@ class MCPEnv(ToolEnv):
                 functions.append(self._function(server, tool, name))
             except ConfigError as error:
                 raise ConfigError(f"{owner}: {error}") from error
+        try:
+            check_definitions([function.definition for function in functions])
+        except ValueError as error:
+            raise ConfigError(
+                f"the MCP servers: {error}; offer fewer of them (tools or exclude of a server)"
+            ) from error
         for function in functions:
             self._add(function)
         return [function.definition for function in functions]
@@ -186,9 +199,14 @@ class MCPEnv(ToolEnv):
             return content
 
         call.__name__ = name
-        return ToolFunction.with_definition(
-            call, Tool(name, tool.description or "", tool.input_schema)
-        )
+        description = tool.description or ""
+        if len(description) > MAX_DESCRIPTION_CHARS:
+            self.warn_once(
+                f"the description of the tool {name!r} of the MCP server {server!r} has"
+                f" {len(description):,} characters; it is cut to {MAX_DESCRIPTION_CHARS:,}"
+            )
+        definition = Tool(name, cut_description(description), tool.input_schema)
+        return ToolFunction.with_definition(call, definition)
 
 
 def content_of(result: mcp_types.CallToolResult) -> Any:

@@ -1,16 +1,22 @@
 """Tool servers of the Model Context Protocol, child processes or behind an address, one set for
 all event loops of this process.
 
-Promise: a server starts on first use from any loop and runs until ``stop``. A dead server is
-restarted by the next call, once per call; a call interrupted by its death is repeated, so a server
-may see a call twice. A server sees ``HOME LOGNAME PATH SHELL TERM USER`` and the variables of its
-``ServerSpec``; a server whose message is longer than ``MAX_MESSAGE_BYTES`` counts as dead. It ends
-with the processes that it started; on Linux a reaper ends daemons too.
+Promise: a server starts on first use from any loop and runs until ``stop``. What happens to one
+call is that call's: an answer that is too long, that is no message or that does not come costs its
+neighbours nothing, and a call that was answered is never repeated. A server counts as dead when it
+has ended, or when something else that it is asked gets no answer either. It is then started again,
+after a pause where that happens again and again; calls that were cut off by its death are repeated
+once, one at a time, so that a call that kills its server does so alone. A server may see a call
+twice.
+
+A server sees ``HOME LOGNAME PATH SHELL TERM USER`` and the variables of its ``ServerSpec``. It ends
+with the processes that it started; on Linux a reaper ends daemons too. A child process is not a
+sandbox.
 
 The connections belong to an event loop in a dedicated thread, because each blocking call of an
-environment has its own loop that ends with the call. Models and messages are in ``mcp``. A child
-process is not a sandbox. A server behind an address (``mcp_http``) counts as dead when it cannot be
-reached or has forgotten its session, and its restart is another connection.
+environment has its own loop that ends with the call. Models and messages are in ``mcp``. The restart
+of a server behind an address (``mcp_http``) is another connection, and calls on the former one end
+there.
 """
 
 from __future__ import annotations
@@ -32,10 +38,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import verifiers
-from verifiers.environments.integrations.mcp_http import (
-    MAX_MESSAGE_BYTES,
-    headers_of,
-    http_streams,
+from verifiers.environments.integrations import mcp_messages
+from verifiers.environments.integrations.mcp_http import headers_of, http_streams
+from verifiers.environments.integrations.mcp_messages import (
+    Loss,
+    Stage,
+    decoded,
+    encoded,
+    id_of,
+    loss_of,
+    unanswered,
 )
 from verifiers.environments.integrations.mcp_results import result_check
 from verifiers.errors import ConfigError, InfraError, MissingKeyError, UsageError
@@ -56,6 +68,19 @@ MAX_STDERR_BYTES = 4000
 """Bytes of the end of the stderr of a server to keep for error messages."""
 EXIT_LIMIT_S = 2.0
 """Seconds that a server may take to exit when its stdin is closed, and again after SIGTERM."""
+ASK_LIMIT_S = 10.0
+"""Seconds after which a server that is asked whether it is there counts as dead."""
+SILENT_LIMIT_S = 60.0
+"""The same for a child process that has said nothing since a call was given up: it may be busy with
+another."""
+PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
+"""Pause before a server is started again that was started again before and answered no call since;
+it doubles."""
+MAX_SKIPPED = 16
+"""Longest messages after which a line without an end counts as the death of its server."""
+MAX_PAGES, MAX_LISTED_BYTES = 1000, 16 * 2**20
+"""Of the tools that a server lists."""
+_ENDS = 1024
 _REAP = (
     "import sys; sys.path.insert(0, {root!r}); from verifiers.sandbox.guest.reaper import reap;"
     " reap(sys.argv[1:])"
@@ -230,6 +255,8 @@ class Servers:
         work = asyncio.run_coroutine_threadsafe(self._stop_all(), loop)
         try:
             await asyncio.wait_for(asyncio.wrap_future(work), STOP_LIMIT_S)
+        except TimeoutError:  # the results are there; what is left ends with this process
+            log.warning("the MCP servers did not end within %g s", STOP_LIMIT_S)
         finally:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(STOP_LIMIT_S)
@@ -270,13 +297,37 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _Connection:
-    """A run of a server: its session, its tools, and the event that ends it."""
+    """A run of a server: its session, its tools, its calls, and the event that ends it."""
 
     def __init__(self) -> None:
         self.session: Any = None
         self.tools: list[Any] = []
+        self.num_calls = self.num_heard = 0
+        self.is_left = False
         self.ended = asyncio.Event()
         self.life: asyncio.Task[None] | None = None
+        self.check: asyncio.Task[bool] | None = None
+
+    async def ask(self, limit_s: float) -> bool:
+        """Whether the server answers something else than a call."""
+        from mcp import MCPError
+        from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+        session = self.session.session
+        is_modern = session.protocol_version in MODERN_PROTOCOL_VERSIONS
+        try:
+            async with asyncio.timeout(limit_s):
+                if is_modern:
+                    await session.send_discover(session.protocol_version)
+                else:
+                    await session.send_ping()
+        except TimeoutError:
+            return False
+        except MCPError as error:
+            return loss_of(error) is None
+        except Exception:  # noqa: BLE001  an answer, whatever it holds
+            return True
+        return True
 
 
 class _Server:
@@ -285,6 +336,10 @@ class _Server:
     def __init__(self, spec: ServerSpec, start_limit_s: float):
         self.spec, self.start_limit_s = spec, start_limit_s
         self._starting: asyncio.Task[_Connection] | None = None
+        self._open: set[_Connection] = set()
+        self._one_at_a_time = asyncio.Lock()
+        self._num_starts = 0
+        """Since the last call that was answered."""
         self._has_run = False
         self._stderr = b""
         self._fault = ""
@@ -304,59 +359,119 @@ class _Server:
             raise
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> Any:
-        import anyio
-        from mcp import MCPError
-        from mcp_types import CONNECTION_CLOSED, PARSE_ERROR
-
-        for is_last in (False, True):
-            running = await self.connection()
-            try:
-                return await running.session.call_tool(tool, arguments)
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
-                death: Exception = error
-            except MCPError as error:
-                if error.code not in (CONNECTION_CLOSED, PARSE_ERROR):
-                    raise
-                death = error
-                if self.spec.url:
-                    self._fault = f"; {error.message}"
-            log.warning(
-                "the MCP server %r died%s", self.spec.name, "" if is_last else "; restarting it"
-            )
-            await self._end(running)
-        raise InfraError(
-            f"the MCP server {self.spec.name!r} died during the call of {tool!r}, and again after a"
-            f" restart{self._fault}{self._stderr_text()}"
-        ) from death
-
-    async def stop(self) -> None:
-        if self._starting is None:
-            return
         try:
-            running = await self._starting
-        except (UsageError, InfraError):
-            return  # the start failed, and its callers have the error
-        await self._end(running)
+            return await self._call_once(tool, arguments)
+        except Loss as loss:
+            if loss.stage is Stage.ANSWERED:
+                raise self._failed(tool, loss) from loss
+            log.warning("the MCP server %r died; starting it again", self.spec.name)
+            cut_off = loss.stage is Stage.CUT_OFF
+        # it may be what ended the server, and shall do so alone
+        async with self._one_at_a_time if cut_off else contextlib.nullcontext():
+            try:
+                return await self._call_once(tool, arguments)
+            except Loss as loss:
+                raise self._failed(tool, loss, is_again=True) from loss
 
-    async def _end(self, running: _Connection) -> None:
-        """End a run of the server, and wait until its process has exited."""
+    async def _call_once(self, tool: str, arguments: dict[str, Any]) -> Any:
+        """Call a tool. *Raises* Loss, which is ``ANSWERED`` when the server continues without it."""
+        from mcp import MCPError
+
+        connection = await self.connection()
+        connection.num_calls += 1
+        num_heard = connection.num_heard
+        try:
+            result = await connection.session.call_tool(tool, arguments)
+            self._num_starts = 0
+            return result
+        except MCPError as error:
+            if (loss := loss_of(error)) is None:
+                self._num_starts = 0
+                raise
+            if await self._is_there(connection):
+                loss.stage = Stage.ANSWERED
+            else:
+                self._leave(connection)
+            raise loss from error
+        except asyncio.CancelledError:
+            if not self.spec.url and connection.check is None:
+                connection.check = asyncio.ensure_future(self._end_if_silent(connection, num_heard))
+            raise
+        finally:
+            connection.num_calls -= 1
+            if connection.is_left and not connection.num_calls:
+                connection.ended.set()
+
+    async def _is_there(self, connection: _Connection) -> bool:
+        """Whether a server that lost a call answers something else; asked once for all calls that
+        are lost at the same time."""
+        if connection.ended.is_set() or connection.is_left:
+            return False
+        if connection.check is None or connection.check.done():
+            connection.check = asyncio.ensure_future(connection.ask(ASK_LIMIT_S))
+        return await asyncio.shield(connection.check)
+
+    async def _end_if_silent(self, connection: _Connection, num_heard: int) -> bool:
+        """End a child process that says nothing to anybody after a call was given up."""
+        is_there = await connection.ask(SILENT_LIMIT_S) or connection.num_heard > num_heard
+        connection.check = None
+        if not is_there and not connection.ended.is_set():
+            self._fault = f"; it said nothing for {SILENT_LIMIT_S:g} s"
+            self._leave(connection)
+            connection.ended.set()
+        return is_there
+
+    def _leave(self, connection: _Connection) -> None:
+        """Use another connection from now on; this one ends with its last call."""
         starting = self._starting
         if (
             starting is not None
             and starting.done()
+            and not starting.cancelled()
             and not starting.exception()
-            and starting.result() is running
+            and starting.result() is connection
         ):
             self._starting = None
-        running.ended.set()
-        if running.life is not None:
-            await asyncio.wait([running.life])
+        connection.is_left = True
+
+    def _failed(self, tool: str, loss: Loss, is_again: bool = False) -> InfraError:
+        if not is_again or loss.stage is Stage.ANSWERED:
+            return InfraError(
+                f"the MCP server {self.spec.name!r} gave no answer to the call of {tool!r}: {loss}"
+            )
+        return InfraError(
+            f"the MCP server {self.spec.name!r} died during the call of {tool!r}, and again after a"
+            f" restart: {loss}{self._fault}{self._stderr_text()}"
+        )
+
+    async def stop(self) -> None:
+        """End all runs of the server, also one that starts."""
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        self._starting = None
+        lives = [connection.life for connection in self._open if connection.life is not None]
+        for connection in self._open:
+            connection.ended.set()
+        if lives:
+            await asyncio.wait(lives)
 
     async def _start(self) -> _Connection:
+        if not self.spec.url:  # two processes of a server may be in each other's way
+            await self._end_left()
+        self._num_starts += 1
+        if self._num_starts > 2:
+            await asyncio.sleep(min(PAUSE_S * 2.0 ** (self._num_starts - 3), MAX_PAUSE_S))
         connection, ready = _Connection(), asyncio.get_running_loop().create_future()
         connection.life = asyncio.ensure_future(self._live(connection, ready))
+        self._open.add(connection)
+        connection.life.add_done_callback(lambda _: self._open.discard(connection))
         try:
             await ready
+        except asyncio.CancelledError:
+            connection.life.cancel()
+            await asyncio.wait([connection.life])
+            raise
         except Exception as error:
             await asyncio.wait([connection.life])
             failure = InfraError if self._has_run else ConfigError
@@ -372,6 +487,15 @@ class _Server:
         self._has_run = True
         return connection
 
+    async def _end_left(self) -> None:
+        """Wait until the processes that are not used any more have exited."""
+        unused = [connection for connection in self._open if connection.is_left]
+        for connection in unused:
+            connection.ended.set()
+        lives = [connection.life for connection in unused if connection.life is not None]
+        if lives:
+            await asyncio.wait(lives)
+
     async def _live(self, connection: _Connection, ready: asyncio.Future[None]) -> None:
         """Run the server until ``connection.ended``; an error of the start goes to ``ready``."""
         from mcp import Client
@@ -379,10 +503,9 @@ class _Server:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 if self.spec.url:
-                    self._fault = ""
                     transport = http_streams(self.spec.url, self.spec.headers(), self.start_limit_s)
                 else:
-                    transport = self._process()
+                    transport = self._process(connection)
                 try:
                     async with asyncio.timeout(self.start_limit_s):
                         client = await stack.enter_async_context(Client(transport, cache=None))
@@ -401,7 +524,7 @@ class _Server:
                 log.warning("the connection to the MCP server %r ended: %s", self.spec.name, error)
 
     @contextlib.asynccontextmanager
-    async def _process(self) -> AsyncIterator[tuple[Any, Any]]:
+    async def _process(self, connection: _Connection) -> AsyncIterator[tuple[Any, Any]]:
         """(messages of a new process of the server, messages to it).
 
         The protocol's library has a transport for it, whose reader holds a line of any length.
@@ -418,7 +541,7 @@ class _Server:
             stderr=subprocess.PIPE,
             env=environment,
             start_new_session=True,
-            limit=MAX_MESSAGE_BYTES,
+            limit=mcp_messages.MAX_MESSAGE_BYTES,
         )
         assert process.stdin is not None
         assert process.stdout is not None
@@ -427,7 +550,7 @@ class _Server:
         arrived, incoming = anyio.create_memory_object_stream[Any](0)
         outgoing, queued = anyio.create_memory_object_stream[Any](0)
         tasks = [
-            asyncio.ensure_future(self._read(process.stdout, arrived)),
+            asyncio.ensure_future(self._read(process.stdout, arrived, connection)),
             asyncio.ensure_future(_write(process.stdin, queued, arrived)),
         ]
         try:
@@ -449,33 +572,75 @@ class _Server:
             self._stderr = (self._stderr + chunk)[-MAX_STDERR_BYTES:]
 
     async def _read(
-        self, stdout: asyncio.StreamReader, arrived: MemoryObjectSendStream[Any]
+        self,
+        stdout: asyncio.StreamReader,
+        arrived: MemoryObjectSendStream[Any],
+        connection: _Connection,
     ) -> None:
-        """Forward the server's messages until it closes its stdout or a line is too long."""
+        """Forward the server's messages until it closes its stdout or a line has no end. An answer
+        that is too long or no message is the loss of its call."""
         import anyio
-        import mcp_types
         from mcp.shared.message import SessionMessage
 
         with arrived, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             while True:
                 try:
-                    line = await stdout.readuntil(b"\n")
-                except asyncio.IncompleteReadError:
+                    line = await _line(stdout)
+                    item = SessionMessage(decoded(line))
+                except (asyncio.IncompleteReadError, ConnectionError):
                     return
-                except asyncio.LimitOverrunError:
-                    self._fault = f"; it sent a message longer than {size_text(MAX_MESSAGE_BYTES)}"
-                    return
-                try:
-                    await arrived.send(
-                        SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line))
-                    )
+                except _LongLine as long:
+                    if long.request_id is None and not long.is_skipped:
+                        self._fault = f"; {long}"
+                        return
+                    if long.request_id is None:
+                        log.warning("the MCP server %r: %s; it is left out", self.spec.name, long)
+                        continue
+                    item = unanswered(long.request_id, Loss(str(long)))
                 except ValueError as error:
-                    await arrived.send(error)
+                    if (request_id := id_of(line, line)) is None:
+                        await arrived.send(error)  # what it prints beside its messages
+                        continue
+                    item = unanswered(request_id, Loss(f"its answer cannot be read: {error}"))
+                connection.num_heard += 1
+                await arrived.send(item)
 
     def _stderr_text(self) -> str:
         """Return the end of the stderr of the server, for the end of an error message."""
         text = redacted_text(self._stderr.decode(errors="replace")).strip()
         return f"; its stderr ends:\n{text[-1000:]}" if text else ""
+
+
+class _LongLine(Exception):
+    """A line of a server is too long; ``is_skipped``: it is a message, and its end was found."""
+
+    def __init__(self, start: bytes, end: bytes, is_skipped: bool):
+        limit = size_text(mcp_messages.MAX_MESSAGE_BYTES)
+        super().__init__(f"it sent a message longer than {limit}")
+        self.request_id = id_of(start, end) if is_skipped else None
+        self.is_skipped = is_skipped and (self.request_id is not None or b'"method"' in start)
+
+
+async def _line(stdout: asyncio.StreamReader) -> bytes:
+    """The next line. *Raises* _LongLine when it has been skipped, or does not end;
+    IncompleteReadError."""
+    start = end = b""
+    num_bytes = 0
+    while True:
+        try:
+            line = await stdout.readuntil(b"\n")
+        except asyncio.LimitOverrunError as error:
+            part = await stdout.readexactly(error.consumed)
+            num_bytes += len(part)
+            start, end = start or part[:_ENDS], (end + part[-_ENDS:])[-_ENDS:]
+            if num_bytes > MAX_SKIPPED * mcp_messages.MAX_MESSAGE_BYTES or not start.startswith(
+                b"{"
+            ):
+                raise _LongLine(start, end, is_skipped=False) from None
+            continue
+        if not num_bytes:
+            return line
+        raise _LongLine(start, end + line[-_ENDS:], is_skipped=True)
 
 
 async def _write(
@@ -486,9 +651,13 @@ async def _write(
     """Forward messages to the server; when it takes no more, its side counts as closed too."""
     with contextlib.suppress(OSError):
         async for message in queued:
-            stdin.write(
-                message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
-            )
+            try:
+                line = encoded(message.message) + b"\n"
+            except ValueError as error:
+                why = f"the call cannot be sent ({type(error).__name__})"
+                await arrived.send(unanswered(message.message.id, Loss(why)))
+                continue
+            stdin.write(line)
             await stdin.drain()
         return
     arrived.close()
@@ -536,11 +705,18 @@ def _only(error: Exception) -> Exception:
 
 
 async def _all_tools(client: Any) -> list[Any]:
+    """The tools of a server. *Raises* ValueError when they have no end."""
     tools: list[Any] = []
-    cursor = None
-    while True:
+    cursor, num_bytes = None, 0
+    for _ in range(MAX_PAGES):
         listed = await client.list_tools(cursor=cursor)
         tools += listed.tools
-        cursor = listed.next_cursor
+        num_bytes += sum(len(tool.model_dump_json()) for tool in listed.tools)
+        if num_bytes > MAX_LISTED_BYTES:
+            raise ValueError(f"the list of its tools is longer than {size_text(MAX_LISTED_BYTES)}")
+        last, cursor = cursor, listed.next_cursor
         if not cursor:
             return tools
+        if cursor == last:
+            raise ValueError("the list of its tools has the same page twice")
+    raise ValueError(f"the list of its tools has more than {MAX_PAGES} pages")

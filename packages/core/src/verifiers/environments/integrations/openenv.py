@@ -26,6 +26,7 @@ from verifiers.clients.reply import excerpt
 from verifiers.data.messages import message_text
 from verifiers.environments.integrations.episodes import add_rows, opened, seed_of
 from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
+from verifiers.environments.tool_answers import check_definitions, cut_description
 from verifiers.errors import ConfigError, InfraError
 from verifiers.rollouts.author_code import cleanup, maybe_await, passes
 from verifiers.rollouts.state import State, TrajectoryStep
@@ -33,6 +34,7 @@ from verifiers.rollouts.values import number
 from verifiers.rubrics import Rubric
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, read_chunks
 from verifiers.runtime.decoding import decode_message
+from verifiers.runtime.http_clients import open_session
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free
 from verifiers.types import Message, Messages, Tool, ToolMessage, UserMessage
@@ -152,11 +154,11 @@ class OpenEnvEnv(MultiTurnEnv):
                 *(message for message in prompt if message["content"]),
                 *_messages(observation),
             ]
-            state["tool_defs"] = [_tool(tool) for tool in observation.get("tools") or ()]
+            state["tool_defs"] = _tools(observation, self.url)
             return
         if session.takes_tools and self.action_parser is None:
             offered = await session.ask("step", {"type": "list_tools"})
-            state["tool_defs"] = [_tool(tool) for tool in _observation(offered).get("tools") or ()]
+            state["tool_defs"] = _tools(_observation(offered), self.url)
         content = await maybe_await(self.obs_to_text(observation))
         if self.action_parser is None and (form := session.form_of_answers()):
             content = f"{content}\n\n{form}" if content else form
@@ -270,8 +272,8 @@ class _Session:
     @classmethod
     async def open(cls, url: str, connect_timeout_s: float, timeout_s: float) -> _Session:
         """*Raises* InfraError when the server is not reached, or has no session in time."""
-        http = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
+        http = open_session(
+            url, timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
         )
         async with AsyncExitStack() as undo:
             undo.push_async_callback(http.close)
@@ -411,11 +413,21 @@ def _messages(observation: Mapping[str, Any]) -> Messages:
         ) from error
 
 
+def _tools(observation: Mapping[str, Any], url: str) -> list[Tool]:
+    """The tools of an episode. *Raises* InfraError for too many or too long ones."""
+    tools = [_tool(tool) for tool in observation.get("tools") or ()]
+    try:
+        check_definitions(tools)
+    except ValueError as error:
+        raise InfraError(f"the OpenEnv server at {url}: {error}") from error
+    return tools
+
+
 def _tool(tool: Mapping[str, Any]) -> Tool:
     schema = (
         tool.get("input_schema") or tool.get("inputSchema") or {"type": "object", "properties": {}}
     )
-    return Tool(tool["name"], tool.get("description") or "", schema)
+    return Tool(tool["name"], cut_description(tool.get("description") or ""), schema)
 
 
 def _tool_action(call: ToolCall) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from yarl import URL
 from verifiers.errors import ConfigError, WeightSyncError
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, TooLong, read_chunks
 from verifiers.runtime.decoding import decode_message
+from verifiers.runtime.http_clients import header_value, open_session
 from verifiers_trainer.engines.loop_thread import LoopThread
 
 MAX_RESPONSE_CHARS = 400
@@ -132,10 +133,11 @@ class Server:
         started: float,
     ) -> Any:
         if self._session is None:  # on the thread's loop
-            self._session = aiohttp.ClientSession(
-                headers={"Authorization": f"Bearer {self.api_key}"},
+            self._session = open_session(
+                self.url,
+                uses_proxy=False,
+                headers={"Authorization": f"Bearer {header_value(self.api_key, 'the key')}"},
                 connector=aiohttp.TCPConnector(force_close=True),  # servers may restart meanwhile
-                trust_env=False,
             )
         request = self._session.request(
             method,

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
-from yarl import URL
 
-from verifiers.clients.http import is_loopback
 from verifiers.errors import ConfigError, WeightSyncError
+from verifiers.runtime.http_clients import is_loopback_url
 from verifiers_trainer.engines.vllm.control import Server
 from verifiers_trainer.engines.vllm.weights.choice import Choice, Situation, choose
 from verifiers_trainer.engines.vllm.weights.export import apart, exported, unservable_adapter
@@ -160,7 +159,7 @@ def shares_device(urls: list[str], device: torch.device | str) -> bool:
     True when a launcher declares it, or when the server is on this machine and the machine has one
     device.
     """
-    if torch.device(device).type != "cuda" or not any(is_loopback(URL(url)) for url in urls):
+    if torch.device(device).type != "cuda" or not any(map(is_loopback_url, urls)):
         return False
     mine = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if (theirs := os.environ.get(INFERENCE_DEVICES)) is not None:

@@ -1,0 +1,82 @@
+"""Every HTTP client of this product, made by one of two functions, so that one rule holds for all.
+
+A server on loopback is never reached through a proxy, whatever the variables of the process say:
+the proxy would be asked for itself, and would get the key. A redirect is not followed with a key
+that belongs to another address. The clients of vendors' own packages are not ours.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import urllib.request
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from verifiers.errors import ConfigError
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
+    import aiohttp
+
+PROXY_VARIABLES = "HTTP_PROXY HTTPS_PROXY ALL_PROXY http_proxy https_proxy all_proxy".split()
+
+
+def is_loopback_url(url: str) -> bool:
+    """Whether the host of the URL is this machine.
+
+    >>> [is_loopback_url(url) for url in ("http://127.0.0.1:8000/v1", "ws://[::1]/x", "http://a.localhost", "http://a")]
+    [True, True, True, False]
+    """
+    try:
+        host = (urlsplit(url).hostname or "").removesuffix(".")
+    except ValueError:
+        return False
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified
+
+
+def header_value(value: str, what: str) -> str:
+    """A key as a header has it: without the line end of a mounted file. *Raises* ConfigError, which
+    does not quote it, for characters that no key has.
+
+    >>> header_value("tok-1\\n", "the key")
+    'tok-1'
+    """
+    value = value.strip()
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigError(f"{what} contains characters that are not valid in a key: copy it again")
+    return value
+
+
+def open_session(url: str, *, uses_proxy: bool = True, **options: Any) -> aiohttp.ClientSession:
+    """A session for the server at ``url``; ``options`` are those of ``aiohttp.ClientSession``.
+
+    The proxy is that of the environment, for a server on another machine and where ``uses_proxy``.
+    """
+    import aiohttp
+
+    uses_proxy = uses_proxy and any(name in os.environ for name in PROXY_VARIABLES)
+    return aiohttp.ClientSession(trust_env=uses_proxy and not is_loopback_url(url), **options)
+
+
+def open_url(request: str | urllib.request.Request, timeout_s: float) -> HTTPResponse:
+    """``urlopen``: a blocking request; redirects are errors. *Raises* OSError."""
+    url = request if isinstance(request, str) else request.full_url
+    handlers: list[Any] = [_NoRedirects()]
+    if is_loopback_url(url):
+        handlers.append(urllib.request.ProxyHandler({}))
+    answer: HTTPResponse = urllib.request.build_opener(*handlers).open(request, timeout=timeout_s)
+    return answer
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """It would send the headers, with the key, to the other address."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
