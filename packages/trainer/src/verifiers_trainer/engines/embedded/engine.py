@@ -24,7 +24,7 @@ from verifiers_trainer.engines import protocol
 from verifiers_trainer.engines.embedded.padded import PaddedGenerator
 from verifiers_trainer.engines.embedded.static import StaticGenerator, cuda_graphs, not_covered
 from verifiers_trainer.engines.embedded.threads import default_threads
-from verifiers_trainer.engines.http.chat import ChatFormat, shows_tools
+from verifiers_trainer.engines.http.chat import ChatFormat, shows_tools, template_source
 from verifiers_trainer.engines.http.endpoint import Address, Endpoint, Serving
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_tool_call_parser
 from verifiers_trainer.engines.requests import Generator
@@ -125,9 +125,7 @@ class EmbeddedEngine:
         self._max_batch_tokens = max_batch_tokens
         self._threads, self._autocast_dtype = threads, autocast_dtype
         self._served_model = served_model or getattr(model, "name_or_path", "") or "policy"
-        self._parser = resolve_tool_call_parser(
-            tool_call_parser, getattr(tokenizer, "chat_template", None)
-        )
+        self._parser = resolve_tool_call_parser(tool_call_parser, template_source(tokenizer))
         self._address = address
         self._version = _PolicyVersion()
         self._replica: Any = None

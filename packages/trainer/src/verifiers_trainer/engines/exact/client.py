@@ -23,7 +23,13 @@ from verifiers.clients.protocol import Client, shows_tools
 from verifiers.errors import ConfigError, ModelRefused, OverlongPromptError
 from verifiers.types import ModelRequest, Response
 from verifiers_trainer.engines.exact.history import ExactHistory
-from verifiers_trainer.engines.http.chat import OVERLONG, BadRequest, ChatFormat, Tokenizer
+from verifiers_trainer.engines.http.chat import (
+    OVERLONG,
+    BadRequest,
+    ChatFormat,
+    Tokenizer,
+    template_source,
+)
 from verifiers_trainer.engines.http.replies import message_of_reply
 from verifiers_trainer.engines.http.tool_calls import for_tools, resolve_tool_call_parser
 
@@ -41,9 +47,7 @@ class ExactClient:
     ):
         self._inner, self._max_seq_len = inner, max_seq_len
         self._chat, self._history = ChatFormat(tokenizer, max_seq_len), ExactHistory(tokenizer)
-        self._parse_calls = resolve_tool_call_parser(
-            tool_call_parser, getattr(tokenizer, "chat_template", None)
-        )
+        self._parse_calls = resolve_tool_call_parser(tool_call_parser, template_source(tokenizer))
 
     async def complete(self, request: ModelRequest) -> Response:
         """A completion; see ``Client.complete`` for what it raises."""
@@ -68,6 +72,8 @@ class ExactClient:
         if not any(sampling.get(name) is not None for name in MAX_TOKENS_ALIASES):
             # the text route has a small default
             sampling["max_tokens"] = self._max_seq_len - num_prompt
+        if self._chat.special_tags and (offered or chat_options.get("separate_reasoning")):
+            sampling.setdefault("skip_special_tokens", False)  # calls are read from the tags
         as_ids: dict[str, Any] = {"prompt": prompt_ids, "message_type": "completion"}
         response = await self._inner.complete(
             replace(request, **as_ids, tools=None, sampling_args=sampling, require_tokens=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 from verifiers.data.messages import canonical_arguments
 from verifiers.data.tool_examples import example_arguments
 from verifiers.errors import ConfigError
-from verifiers_trainer.engines.http.chat import Tokenizer, plain_message, rendered_text
+from verifiers_trainer.engines.http.chat import BadRequest, Tokenizer, plain_message, rendered_text
 
 MAX_REMEMBERED, MAX_TOKENS = 65_536, 2**27
 """Most completions, and tokens of them (512 MiB); the least recently used are dropped first."""
@@ -151,7 +151,11 @@ class ExactHistory:
         """(id of the token that ends message ``index``, the template's text after it, ready for the
         next answer)."""
         plain = [plain_message(dict(message)) for message in messages]
+        # nothing that a model or a user wrote may stand between the mark and the end of the message
         plain[index] = {**plain[index], "content": MARK}
+        if "tool_calls" in plain[index]:
+            calls = plain[index]["tool_calls"]
+            plain[index]["tool_calls"] = [_without_arguments(call) for call in calls]
 
         def render(turns: list[dict[str, Any]], answer: bool) -> str:
             options = {"tools": list(tools) if tools else None, "add_generation_prompt": answer}
@@ -165,16 +169,38 @@ class ExactHistory:
             if text.startswith(prefix):
                 last_end = prefix[prefix.rindex(eos) :] if eos and eos in prefix else ""
                 after = last_end + text[len(prefix) :]
-        specials = [
-            token for token in self._tokenizer.all_special_tokens if token and token in after
-        ]
-        end = eos if eos and eos in after else min(specials, key=after.index, default=None)
+        end = self._end_of_turn(render)
+        if end is None or end not in after:
+            end = self._first_special(after)
         if end is None:
             raise ConfigError(
                 'history="exact" needs a chat template that ends each turn with a special token,'
                 f" such as {self._tokenizer.eos_token!r}; this one does not: leave history as it is"
             )
         return int(self._tokenizer.convert_tokens_to_ids(end)), after.partition(end)[2]
+
+    def _end_of_turn(self, render: Callable[[list[dict[str, Any]], bool], str]) -> str | None:
+        """The token that ends an answer, in a conversation in which nobody writes such a token."""
+        talk = [("user", "Well?"), ("assistant", MARK), ("user", "And now?")]
+        try:
+            text = render([{"role": role, "content": content} for role, content in talk], True)
+        except BadRequest:
+            return None
+        return self._first_special(text.partition(MARK)[2])
+
+    def _first_special(self, text: str) -> str | None:
+        """The end token if the text has it, else its first special token."""
+        eos = str(self._tokenizer.eos_token or "")
+        if eos and eos in text:
+            return eos
+        specials = [
+            token for token in self._tokenizer.all_special_tokens if token and token in text
+        ]
+        return min(specials, key=text.index, default=None)
+
+
+def _without_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    return {**call, "function": {**call["function"], "arguments": {}}}
 
 
 def require_exact_history(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]] | None) -> None:

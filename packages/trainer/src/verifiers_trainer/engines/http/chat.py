@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from verifiers.data.chat_template import rendered
-from verifiers.data.text import OPEN
+from verifiers.data.text import CLOSE, OPEN
 from verifiers.errors import ModelRefused
 from verifiers.runtime.decoding import decode_message
 
@@ -21,6 +21,10 @@ OVERLONG = "context_length_exceeded"
 """Code of the error of a prompt that does not fit."""
 _LOOK_CHARS = 16
 """Characters for each token of the limit that are looked at first, four times the usual."""
+TAGS = (OPEN, CLOSE, "<tool_call>", "</tool_call>", "<|python_tag|>")
+"""What reasoning and tool calls are read by; some tokenizers have them as special tokens."""
+_USUAL_ROLES = frozenset(("system", "user", "assistant", "tool"))
+_MARK = "\u2402vf-role\u2403"
 _RESERVED = frozenset(
     "conversation messages tools documents chat_template tokenize tokenizer_kwargs"
     " add_generation_prompt padding continue_final_message truncation max_length return_tensors"
@@ -139,6 +143,28 @@ class ChatFormat:
     ) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    @cached_property
+    def special_tags(self) -> dict[int, str]:
+        """Token id -> tag, of the ``TAGS`` that decoding leaves out as special tokens."""
+        ids = self._tokenizer.convert_tokens_to_ids(list(TAGS))
+        return {
+            token: tag
+            for token, tag in zip(ids, TAGS, strict=True)
+            if token is not None
+            and self.decode([token], skip_special_tokens=False) == tag
+            and self.decode([token]) == ""
+        }
+
+    def decode_with_tags(self, token_ids: Sequence[int]) -> str:
+        """The text without special tokens, but for the tags of reasoning and calls."""
+        tags, pieces, start = self.special_tags, [], 0
+        if tags:
+            for index, token in enumerate(token_ids):
+                if token in tags:
+                    pieces += [self.decode(token_ids[start:index]), tags[token]]
+                    start = index + 1
+        return "".join([*pieces, self.decode(token_ids[start:])])
+
     @property
     def vocabulary(self) -> int:
         """Number of token ids."""
@@ -190,13 +216,46 @@ def rendered_text(
     variables: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> str:
-    """A conversation as text. Raises BadRequest when the template fails."""
+    """A conversation as text; a ``developer`` is the system of a template that has none.
+
+    Raises BadRequest when the template fails, and when it leaves out all messages of a role.
+    """
+    for role in {message.get("role") for message in messages} - _USUAL_ROLES:
+        if not shows_role(tokenizer, role):
+            instead = "system" if role == "developer" else None
+            if instead is None or not shows_role(tokenizer, instead):
+                raise BadRequest(
+                    f"the chat template leaves out messages of the role {role!r}: use system, user,"
+                    " assistant or tool, or another template",
+                    "messages",
+                )
+            messages = [
+                {**message, "role": instead} if message.get("role") == role else message
+                for message in messages
+            ]
     try:
         text: str = rendered(tokenizer, messages, tokenize=False, **options, **(variables or {}))
     except Exception as error:  # a template is a program and may raise anything
         message = f"the chat template refuses these messages: {type(error).__name__}: {error}"
         raise BadRequest(message, "messages") from error
     return text
+
+
+def shows_role(tokenizer: Tokenizer, role: object) -> bool:
+    """Whether the chat template renders the text of a message of this role."""
+    talk = [{"role": role, "content": _MARK}, {"role": "user", "content": "Well?"}]
+    try:
+        return _MARK in rendered(tokenizer, talk, tokenize=False, add_generation_prompt=True)
+    except Exception:  # noqa: BLE001  a template is a program and may raise anything
+        return False
+
+
+def template_source(tokenizer: Any) -> str | None:
+    """The text of the chat template, of several the one for tools; None without a template."""
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, Mapping):
+        template = template.get("tool_use") or template.get("default")
+    return template
 
 
 def shows_tools(tokenizer: Tokenizer) -> bool | None:

@@ -78,16 +78,22 @@ def text_reply(
     return msgspec.json.encode(_envelope("text_completion", flat, choices, model, prompt_tokens))
 
 
-def completion_text(generation: Generation, body: GenerateBody, chat: ChatFormat) -> str:
+def completion_text(
+    generation: Generation, body: GenerateBody, chat: ChatFormat, with_tags: bool = False
+) -> str:
     """The text without the stop token, or the stop text and what follows it.
 
-    ``include_stop_str_in_output`` keeps the stop text.
+    ``include_stop_str_in_output`` keeps the stop text, ``with_tags`` the tags of reasoning and
+    calls that are special tokens.
     """
     params = generation.request.params
     token_ids = generation.token_ids.tolist()
     if token_ids and token_ids[-1] in params.stop_token_ids:
         token_ids.pop()
-    text = chat.decode(token_ids, skip_special_tokens=body.skip_special_tokens is not False)
+    if with_tags and body.skip_special_tokens is not False:
+        text = chat.decode_with_tags(token_ids)
+    else:
+        text = chat.decode(token_ids, skip_special_tokens=body.skip_special_tokens is not False)
     stop = generation.stop_text
     if stop is None:
         return text
@@ -107,7 +113,7 @@ def message_of(
 ) -> tuple[dict[str, Any], str]:
     """The assistant's message and its finish reason."""
     message, reason = message_of_reply(
-        completion_text(generation, body, chat),
+        completion_text(generation, body, chat, parser is not None or body.separate_reasoning),
         generation.finish_reason,
         parser,
         generation.request.request_id,
