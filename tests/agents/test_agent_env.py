@@ -501,7 +501,7 @@ SPENDERS = {
     "max_tokens=0": "max_tokens is '0'; it must be a whole number, at least 1",
     "max_tokens=-90_000_000": "max_tokens is '-90000000'; it must be a whole number",
     "max_tokens=True": "max_tokens is 'True'; it must be a whole number",
-    "image": "has images or audio, whose cost has no bound here",
+    "audio": "neither text nor an image, whose cost has no bound here",
     "long": "more than is left of the run's limit",
 }
 
@@ -510,7 +510,7 @@ SPENDERS = {
 def test_a_request_of_an_agent_that_cannot_be_bounded_costs_its_rollout_alone(kind):
     """The last agent sends it when the others are done, whose rollouts stay."""
     content = {
-        "image": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}],
+        "audio": [{"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}],
         "long": "x" * 300_000,
     }.get(kind, "x")
     more = f", {kind}" if "=" in kind else ""

@@ -145,3 +145,25 @@ def test_negative_control_programs_and_own_pages_are_answered(address, name):
         [host, "Sec-Fetch-Site: same-origin", host.replace("Host: ", "Origin: http://")],
     ):
         assert status(send(address, *lines)) in (200, 401, 404)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
+def test_a_body_that_is_not_what_its_encoding_says_is_refused_in_one_sentence(
+    address, encoding, caplog
+):
+    host, port, path = address
+    path = (
+        {"/schema": "/tasks", "/v1/models": "/v1/chat/completions", "/health": "/v1/completions"}[
+            path.removeprefix("/r/x")
+        ]
+        if path != "/api/version"
+        else path
+    )
+    head = [f"POST {path} HTTP/1.1", "Connection: close", f"Host: 127.0.0.1:{port}"]
+    head += [f"Content-Encoding: {encoding}", "Content-Length: 2", "Content-Type: application/json"]
+    with socket.create_connection((host, port), timeout=10) as opened:
+        opened.sendall("\r\n".join([*head, "", "xx"]).encode())
+        answer = b"".join(iter(lambda: opened.recv(65536), b""))
+    assert status(answer) in (400, 401, 404, 405)
+    assert b"trouble" not in answer
+    assert not [record for record in caplog.records if record.exc_info]

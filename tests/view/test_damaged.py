@@ -18,6 +18,7 @@ from verifiers.storage.directory import CONFIG_NAME, METADATA_NAME, RESULTS_NAME
 from verifiers.storage.files import LOCK_NAME
 from verifiers.testing import ScriptedClient
 from verifiers.view.catalog import Catalog
+from verifiers.view.export import export
 from verifiers.view.library import Library
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -117,3 +118,46 @@ def test_without_the_guard_one_run_fails_the_whole_list(tmp_path, monkeypatch):
     monkeypatch.setattr("verifiers.view.describe.DAMAGE", ())
     with pytest.raises(ArithmeticError):
         listed(tmp_path)
+
+
+LINE = {"step": 1, "policy_version": 1, "time": 1.0, "reward/mean": 0.5, "tokens/trained": 5}
+ROW = '{"example_id": 0, "prompt": "q", "completion": "a", "reward": 1.0, "metrics": {"a": 1}}\n'
+SETTINGS = '{"config": {"reward_functions": %s, "reward_weights": ["x"]}, "fingerprint": "y"}'
+ODD = {
+    "a version without a bound": {"metrics.jsonl": json.dumps(LINE | {"canary/version": 1e999})},
+    "a version that is huge": {"metrics.jsonl": json.dumps(LINE | {"canary/version": 10**300})},
+    "a disagreement in words": {
+        "metrics.jsonl": json.dumps(LINE | {"sampler/disagreement": "x"})
+        + "\n"
+        + json.dumps(LINE | {"sampler/disagreement": 1})
+    },
+    "a lag without a number": {"metrics.jsonl": json.dumps(LINE | {"tokens/lag/x": 1})},
+    "a line without a version": {"metrics.jsonl": json.dumps({"step": 1, "tokens/trained": 1})},
+    "weights in words": {RESULTS_NAME: ROW, CONFIG_NAME: SETTINGS % '["a"]'},
+    "functions as a number": {RESULTS_NAME: ROW, CONFIG_NAME: SETTINGS % "5"},
+    "no rows": {RESULTS_NAME: "no json\n"},
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_odd_run_does_not_take_the_others_from_a_copy(runs, kind):
+    (runs / "odd").mkdir()
+    for name, text in ODD[kind].items():
+        (runs / "odd" / name).write_text(f"{text}\n")
+    library = Library(Catalog([runs]))
+    page = export(library, runs.parent / f"{runs.name}-copy")
+    copied = {folder.name for folder in (page.parent / "data").iterdir() if folder.is_dir()}
+    names = sorted(run["id"] for run in library.runs()["runs"])
+    assert {str(names.index(name)) for name in ("first", "second")} <= copied
+    for name in ("first", "second"):
+        assert (page.parent / "data" / str(names.index(name)) / "rows" / "rollouts-0.js").exists()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ODD if "metrics.jsonl" in ODD[kind]])
+def test_odd_metrics_have_curves_and_an_unknown_proof(runs, kind):
+    (runs / "odd").mkdir()
+    for name, text in ODD[kind].items():
+        (runs / "odd" / name).write_text(f"{text}\n")
+    metrics = Library(Catalog([runs])).metrics("odd")
+    assert metrics["lines"][0]["step"] == 1
+    assert metrics["proof"]["verdict"] == "unknown"

@@ -9,7 +9,7 @@ import pytest
 
 import verifiers as vf
 from verifiers.clients import RetryPolicy
-from verifiers.clients.spending import TEMPLATE_TOKENS, Amount, Budget
+from verifiers.clients.spending import IMAGE_TOKENS, TEMPLATE_TOKENS, Amount, Budget
 from verifiers.storage.journal import Journal, read_journal
 from verifiers.testing import Behaviour, FakeServer, ScriptedClient
 
@@ -146,7 +146,10 @@ def request_with(content="hi", **sampling_args):
     return vf.ModelRequest([{"role": "user", "content": content}], "m", sampling_args=sampling_args)
 
 
-IMAGE = [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]
+IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 200_000}}
+NO_IMAGE = {"type": "image_url", "image_url": {"url": "data:video/mp4;base64,AA"}}
+AUDIO = {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}
 
 
 @pytest.mark.parametrize(
@@ -154,8 +157,9 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]
     [
         (request_with(), vf.RunError, "has no max_tokens"),
         (request_with(max_tokens=0), vf.RunError, "has no max_tokens"),
-        (request_with(IMAGE, max_tokens=5), vf.ModelRefused, "has images or audio"),
-        (request_with([{"type": "video"}], max_tokens=5), vf.ModelRefused, "has images or audio"),
+        (request_with([{"type": "video"}], max_tokens=5), vf.ModelRefused, "has audio, or another"),
+        (request_with([AUDIO], max_tokens=5), vf.ModelRefused, "has audio, or another"),
+        (request_with([NO_IMAGE], max_tokens=5), vf.ModelRefused, "has audio, or another"),
         (request_with(max_tokens=-90_000_000), vf.ModelRefused, "has max_tokens=-90000000"),
         (request_with(max_tokens=5.5), vf.ModelRefused, "has max_tokens=5.5"),
         (
@@ -193,7 +197,8 @@ def test_what_extra_body_sends_is_bounded(name):
 
 
 def test_a_request_far_larger_than_the_others_is_refused_alone():
-    """And the control: without others before it, the limit itself is too small, and the run ends."""
+    """Without others before it, too. And the control: if none fits, the limit is too small, and the
+    run ends."""
     huge = request_with("x" * 100_000, max_tokens=20)
     with FakeServer(counted) as server:
         client, budget = client_of(server), Budget(max_total_tokens=50_000)
@@ -204,7 +209,35 @@ def test_a_request_far_larger_than_the_others_is_refused_alone():
         (outcome,) = run(budget, client, 1)
         assert outcome.text == "ok"
         (alone,) = run(Budget(max_total_tokens=50_000), client, 1, huge)
+        assert type(alone) is vf.ModelRefused
+        assert re.search("may take 100,[0-9]+ tokens, more than is left", str(alone))
+        (alone,) = run(Budget(max_total_tokens=500), client, 1, huge)
         assert type(alone) is vf.BudgetExhausted
+
+
+@pytest.mark.parametrize("max_tokens", [20, 8192])
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_a_request_above_the_whole_limit_never_ends_the_run(max_tokens, num_before):
+    with FakeServer(counted) as server:
+        client, budget = client_of(server), Budget(max_total_tokens=100_000)
+        run(budget, client, num_before, request_with(max_tokens=max_tokens))
+        (outcome,) = run(budget, client, 1, request_with("x" * 200_000, max_tokens=max_tokens))
+        assert type(outcome) is vf.ModelRefused
+        (outcome,) = run(budget, client, 1, request_with(max_tokens=max_tokens))
+        assert outcome.text == "ok"
+
+
+def test_an_image_counts_at_its_most_and_not_by_its_bytes():
+    with FakeServer(counted) as server:
+        client, budget = client_of(server), Budget(max_total_tokens=200_000)
+        text = budget.bound(client, request_with("look", max_tokens=20)).tokens
+        for parts in ([IMAGE], [PICTURE], [PICTURE, IMAGE]):
+            content = [{"type": "text", "text": "look"}, *parts]
+            bound = budget.bound(client, request_with(content, max_tokens=20)).tokens
+            assert 0 < bound - text - len(parts) * IMAGE_TOKENS < 300
+        (outcome,) = run(budget, client, 1, request_with(content, max_tokens=20))
+        assert outcome.text == "ok"
+        assert budget.spent.tokens == READ + SAMPLED
 
 
 def test_a_model_without_a_price_is_refused_unless_the_list_has_it():

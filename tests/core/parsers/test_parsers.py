@@ -314,3 +314,14 @@ def test_a_parser_takes_the_last_answer_of_a_message_if_it_is_told_to():
     two = said("<answer>12</answer> wait <answer>15</answer>")
     assert XMLParser(["answer"], last=True).parse_answer(two) == "15"
     assert XMLParser(["answer"]).parse_answer(two) == "12"  # as older versions did
+
+
+@pytest.mark.parametrize("tag", ["аnswer", "ａnswer", "𝐚nswer", "answеr", "anſwer", "Answer"])
+def test_a_tag_in_letters_that_look_alike_is_no_tag(tag):
+    parser = XMLParser(["answer"])
+    text = f"<{tag}>4</{tag}>"
+    assert parser.parse_answer(text) is None
+    message = [{"role": "assistant", "content": text}]
+    assert parser.parse_answer(message) is None
+    assert parser.format_reward(message) == 0.0
+    assert parser.parse_answer(f"{text}<answer>5</answer>") == "5"  # negative control

@@ -145,5 +145,5 @@ def parse_retry_after(milliseconds: str | None, seconds_or_date: str | None) -> 
         return None
     try:
         return max(0.0, parsedate_to_datetime(seconds_or_date).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError, TypeError):  # a year, or a zone, that no clock has
         return None

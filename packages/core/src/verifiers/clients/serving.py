@@ -165,6 +165,8 @@ class ModelServer(ABC):
                 " long requests are being answered",
                 status=503,
             ) from None
+        except web.RequestPayloadError as error:
+            raise ModelRefused(_undecodable(request, error), status=400) from error
 
     def size_of(self, request: web.BaseRequest) -> int:
         """The most bytes that the body of a request may have."""
@@ -249,7 +251,10 @@ async def open_app(app: web.Application, host: str, port: int) -> web.AppRunner:
                 check_origin(request, host)
             except ModelRefused as refused:
                 return web.json_response({"detail": str(refused)}, status=refused.status or 400)
-            return await handler(request)
+            try:
+                return await handler(request)
+            except web.RequestPayloadError as error:
+                return web.json_response({"detail": _undecodable(request, error)}, status=400)
 
     app.middlewares.append(guarded)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=5, logger=log)
@@ -262,6 +267,12 @@ async def open_app(app: web.Application, host: str, port: int) -> web.AppRunner:
         await runner.cleanup()
         raise
     return runner
+
+
+def _undecodable(request: web.BaseRequest, error: Exception) -> str:
+    encoding = request.headers.get("Content-Encoding", "")[:40]
+    kind = f" as Content-Encoding: {encoding}" if encoding else ""
+    return f"the body cannot be decoded{kind}: {str(error)[:200]}"
 
 
 def _is_unix(transport: asyncio.BaseTransport | None) -> bool:
@@ -283,11 +294,11 @@ def _in_one_line(record: logging.LogRecord) -> bool:
     it within a second: a stranger could fill the log with them."""
     global _last_malformed
     error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError):
+    if isinstance(error, HttpProcessingError | web.RequestPayloadError):
         if record.created - _last_malformed < 1.0:
             return False
         _last_malformed = record.created
-        record.msg = f"{record.getMessage()}: {error.message[:100]!r}"
+        record.msg = f"{record.getMessage()}: {' '.join(str(error).split())[:100]!r}"
         record.args = ()
         record.exc_info = None
     return True

@@ -4,9 +4,9 @@ it did cost.
 The promise: what is spent and reserved together never exceeds a limit, so neither does the bill,
 whatever is in flight; a request that does not fit waits for others to end, and with none in flight
 the run ends as ``BudgetExhausted``. What a request holds, which may be an agent's doing, costs that
-request alone: content or numbers without a bound, and a bound far above that of others, are refused
-as ``ModelRefused``. With a ledger (a journal) this holds across kill -9: a reservation is durable
-before its request is sent, and a reservation that was never settled counts in full.
+request alone: content or numbers without a bound, and a bound above the whole limit or far above
+that of others, are refused as ``ModelRefused``. With a ledger (a journal) this holds across kill -9:
+a reservation is durable before its request is sent, and one that was never settled counts in full.
 
 Metered is every attempt of a request through a client of this package while a budget is current:
 the model's, judges' and those of tools. Not metered is an SDK object that author code calls itself,
@@ -14,8 +14,8 @@ and code that runs in another event loop or process. An attempt that the server 
 error is free; an attempt that was lost counts in full.
 
 The bound of a request is one token per byte of its JSON body, ``TEMPLATE_TOKENS`` for what a chat
-template adds, and its ``max_tokens``; so it needs ``max_tokens``, and what is no text, such as images or audio,
-cannot be bounded.
+template adds, ``IMAGE_TOKENS`` for each image, and its ``max_tokens``; so it needs ``max_tokens``,
+and what is neither text nor an image, such as audio, cannot be bounded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from verifiers.clients.payload import MAX_TOKENS_ALIASES, encode, to_fields
@@ -38,11 +38,16 @@ from verifiers.types import ModelRequest, Response
 TEMPLATE_TOKENS = 512
 """Tokens that a chat template may add to the text of a request: roles, a default system prompt,
 tool instructions."""
+IMAGE_TOKENS = 50_000
+"""Most tokens of an image, whatever its size: the largest known rule is that of gpt-4o-mini, 2,833 and
+5,667 for each of at most 8 tiles; vLLM's models take at most 16,384."""
 _EPSILON = 1e-9
 _TEXTS = frozenset(("text", "input_text", "output_text", "refusal", "thinking", "reasoning"))
 """Types of the parts of a message whose tokens are no more than their bytes."""
 OUTSIZE = 32
 """A request whose bound is so many times the mean of those before it does not end the run."""
+_IMAGES = ("data:image/", "http://", "https://")
+"""How the address of an image begins."""
 
 _current: ContextVar[Budget | None] = ContextVar("verifiers_budget", default=None)
 
@@ -93,7 +98,7 @@ class Budget:
         self._bounds = Amount()
         """Of all requests."""
         self._ids = itertools.count()
-        self._waiting: deque[tuple[asyncio.Future[None], Amount]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], Amount, Amount]] = deque()
 
     # --- ledger
 
@@ -140,12 +145,12 @@ class Budget:
         finally:
             _current.reset(token)
 
-    async def reserve(self, bound: Amount) -> int:
-        """Wait until ``bound`` fits, and reserve it; the number of the reservation. *Raises*
-        BudgetExhausted."""
+    async def reserve(self, bound: Amount, least: Amount | None = None) -> int:
+        """Wait until ``bound`` fits, and reserve it; the number of the reservation. ``least``: of the
+        same request without its content. *Raises* BudgetExhausted; ModelRefused."""
         if self._waiting or not self._fits(bound):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((turn, bound))
+            self._waiting.append((turn, bound, bound if least is None else least))
             self._admit()
             try:
                 await turn
@@ -184,16 +189,19 @@ class Budget:
         self._admit()
 
     def _fits(self, bound: Amount) -> bool:
-        after = self.spent + self.reserved + bound
-        if self.max_total_tokens is not None and after.tokens > self.max_total_tokens:
-            return False
-        return self.max_cost_usd is None or after.usd <= self.max_cost_usd + _EPSILON
+        return not self._exceeds(self.spent + self.reserved + bound)
+
+    def _exceeds(self, amount: Amount) -> bool:
+        """Whether an amount is above a whole limit."""
+        if self.max_total_tokens is not None and amount.tokens > self.max_total_tokens:
+            return True
+        return self.max_cost_usd is not None and amount.usd > self.max_cost_usd + _EPSILON
 
     def _admit(self) -> None:
         """Let waiting requests go in order of arrival; refuse them when nothing in flight can make
         room."""
         while self._waiting:
-            turn, bound = self._waiting[0]
+            turn, bound, least = self._waiting[0]
             if turn.done():
                 self._waiting.popleft()
             elif self._fits(bound):
@@ -204,17 +212,22 @@ class Budget:
                 return
             else:
                 self._waiting.popleft()
-                turn.set_exception(self._refusal(bound))
+                turn.set_exception(self._refusal(bound, least))
 
-    def _refusal(self, bound: Amount) -> VerifiersError:
-        """The error of a request that cannot fit: its own, if those before it were much smaller, and
-        more of them fit."""
-        mean = self._bounds.tokens // max(1, self.num_requests)
-        share = mean / bound.tokens if bound.tokens else 1.0
-        if 0 < share * OUTSIZE < 1 and self._fits(Amount(mean, bound.usd * share)):
+    def _refusal(self, bound: Amount, least: Amount) -> VerifiersError:
+        """The error of a request that cannot fit: its own, if it is above the whole limit or those
+        before it were much smaller, and more of them fit; of the first request, one without its
+        content."""
+        mean = self._bounds.tokens // self.num_requests if self.num_requests else least.tokens
+        share = min(1.0, mean / bound.tokens) if bound.tokens else 1.0
+        is_outsize = 0 < share * OUTSIZE < 1
+        if (is_outsize or self._exceeds(bound)) and self._fits(Amount(mean, bound.usd * share)):
+            usual = (
+                f"{OUTSIZE} times the {mean:,} of those before it" if is_outsize else "all of it"
+            )
             return ModelRefused(
                 f"the request may take {bound.tokens:,} tokens, more than is left of the run's limit"
-                f" and over {OUTSIZE} times the {mean:,} of those before it",
+                f" and over {usual}",
                 status=413,
             )
         return BudgetExhausted(self._exhausted(bound))
@@ -259,11 +272,10 @@ class Budget:
                 raise _unbounded(request, f"{name}={values[-1]!r}")
         if isinstance(fields.get("extra_body"), Mapping):
             raise _unbounded(request, "an extra_body within its extra_body")
-        if _has_media(request):
-            raise _unbounded(request, "images or audio")
+        num_images, image_chars = _images(request)
         limit = max(max(numbers[name], default=1) for name in MAX_TOKENS_ALIASES)
         copies = max(max(numbers[name], default=1) for name in ("n", "best_of"))
-        read = len(encode(fields)) + TEMPLATE_TOKENS
+        read = len(encode(fields)) - image_chars + num_images * IMAGE_TOKENS + TEMPLATE_TOKENS
         sampled = limit * copies
         return Amount(read + sampled, self._usd(client, request.model, read, sampled))
 
@@ -313,7 +325,9 @@ def metered(
         return send
 
     async def paid() -> Response:
-        number = await budget.reserve(budget.bound(client, request))
+        bound = budget.bound(client, request)
+        least = budget.bound(client, replace(request, prompt="", tools=()))
+        number = await budget.reserve(bound, least)
         try:
             response = await send()
             amount = budget.cost(client, request, response)
@@ -355,11 +369,22 @@ def check_metered(client: object) -> None:
         )
 
 
-def _has_media(request: ModelRequest) -> bool:
+def _images(request: ModelRequest) -> tuple[int, int]:
+    """(number of images in a request, characters of their addresses). *Raises* ModelRefused for
+    what is neither text nor an image."""
     messages = request.prompt if isinstance(request.prompt, list) else ()
     contents = [message.get("content") for message in messages]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(not isinstance(part, Mapping) or part.get("type") not in _TEXTS for part in parts)
+    num_images = num_chars = 0
+    for part in (part for content in contents if isinstance(content, list) for part in content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in _TEXTS:
+            continue
+        image = part.get("image_url") if kind == "image_url" else None
+        url = image.get("url") if isinstance(image, Mapping) else image
+        if not isinstance(url, str) or not url.startswith(_IMAGES):
+            raise _unbounded(request, "audio, or another part that is neither text nor an image")
+        num_images, num_chars = num_images + 1, num_chars + len(url)
+    return num_images, num_chars
 
 
 def _unbounded(request: ModelRequest, what: str) -> ModelRefused:

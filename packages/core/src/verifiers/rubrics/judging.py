@@ -81,10 +81,25 @@ _BOX_AT_THE_END = re.compile(
     re.DOTALL,
 )
 """A box, and at most a word or two that name its letter: ``- CORRECT``."""
-_AT_THE_END = re.compile(r"</score>\s*\Z", re.IGNORECASE)
+_AT_THE_END = re.compile(r"</score>\s*\Z", re.IGNORECASE | re.ASCII)
 _NUMBER = re.compile(
     r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:\s*(?:/|out of)\s*([0-9]+(?:\.[0-9]*)?))?"
 )
+_LOOKS = {
+    "a": "аАαΑᴀꭺᎪꓮ",
+    "b": "вВьЬβΒʙᏼᏴꓐ",
+    "c": "сСϲϹᴄⲥⲤꮯᏟꓚ",
+    "d": "ԁɗժꓒᏧ",
+    "e": "еЕεΕєҽэɛᴇ℮ꬲᎬꓰ",
+    "o": "оОοΟσօՕөɵᴏⲟⲞסഠ०০໐၀ჿꓳ",
+    "r": "гГᴦʀⲅꭇꭈꮁᎡᏒꓣ",
+    "s": "ѕЅꜱʂƽՏꮪᏚꓢ",
+    "x": "хХχΧⲭⲬꓫ",
+}
+"""Letter of a verdict's words -> letters and digits of other scripts that look like it, and that a
+judge may quote as the letter itself."""
+_AS_LETTER = {ord(char): letter for letter, chars in _LOOKS.items() for char in chars}
+_LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 MAX_SCORE_CHARS = 64
 """Longest number accepted in a verdict, in characters."""
 
@@ -223,11 +238,22 @@ def _nonce(question: str) -> str:
 
 
 def _unified(text: str) -> str:
-    """A text with one form of each character, and without invisible characters."""
+    """A text with one form of each character, without invisible characters and accents, in the
+    letters and digits that it looks like."""
     if text.isascii():
         return text
-    text = unicodedata.normalize("NFKC", text)
-    return "".join(char for char in text if unicodedata.category(char) != "Cf")
+    text = unicodedata.normalize("NFKD", text).translate(_AS_LETTER)
+    return "".join(
+        str(unicodedata.decimal(char, char))
+        for char in text
+        if unicodedata.category(char) not in ("Cf", "Mn")
+    )
+
+
+def _lowered(text: str) -> str:
+    """The text with the letters A to Z in lower case: as long as before, and no other letter
+    becomes one of them."""
+    return text.translate(_LOWER)
 
 
 def read_score(
@@ -243,7 +269,7 @@ def read_score(
     """
     text = split_reasoning(text)[1]
     tag = f"<{verdict.tag}>"
-    if tag in text.lower():
+    if tag in _lowered(text):
         return _read_tag(text, verdict.tag, score_range)
     score = _read_tag(text, "score", score_range)
     if verdict.may_quote and (score in verdict.quotable or not _AT_THE_END.search(text[-1000:])):
@@ -279,7 +305,7 @@ def read_letter(text: str, letters: str = "ABC", verdict: Verdict = PLAIN_VERDIC
     """
     text = split_reasoning(text)[1]
     tag = f"<{verdict.tag}>"
-    if verdict.nonce and tag in text.lower():
+    if verdict.nonce and tag in _lowered(text):
         content = _content_of_tag(text, verdict.tag)
     else:
         boxed = extract_boxed_answer(text, strict=True)
@@ -293,7 +319,7 @@ def read_letter(text: str, letters: str = "ABC", verdict: Verdict = PLAIN_VERDIC
         raise ScoringError(
             f"the judge returned {content[:MAX_SCORE_CHARS]!r} instead of one letter of {letters}"
         )
-    if letter in verdict.quotable and tag not in text.lower():
+    if letter in verdict.quotable and tag not in _lowered(text):
         raise ScoringError(
             f"the judge's {letter} may be quoted from the response; its own must be in {tag}"
         )
@@ -301,7 +327,7 @@ def read_letter(text: str, letters: str = "ABC", verdict: Verdict = PLAIN_VERDIC
 
 
 def _content_of_tag(text: str, tag: str) -> str:
-    lowered, opening, closing = text.lower(), f"<{tag}>", f"</{tag}>"
+    lowered, opening, closing = _lowered(text), f"<{tag}>", f"</{tag}>"
     end = lowered.rfind(closing)
     start = lowered.rfind(opening, 0, max(end, 0))
     if start < 0:

@@ -15,6 +15,8 @@ from typing import Any
 from verifiers.runtime.bounded import MAX_FILE_BYTES, lines_of, open_file
 from verifiers.runtime.decoding import decode_json
 
+MAX_NUMBER = 2**63
+
 
 class Curves:
     """The parsed ``lines`` of a metrics file."""
@@ -44,7 +46,7 @@ class Curves:
                 except ValueError:
                     continue
                 if isinstance(line, dict):
-                    self.lines.append(line)
+                    self.lines.append({n: v for n, v in line.items() if not _is_odd(v)})
 
     @property
     def generation(self) -> str:
@@ -94,3 +96,10 @@ class Curves:
         size = max(1, math.ceil(len(values) / num_points))
         parts = (values[start : start + size] for start in range(0, len(values), size))
         return [math.fsum(part) / len(part) for part in parts]
+
+
+def _is_odd(value: object) -> bool:
+    """Whether a value is a number that no run writes: none can be computed with it."""
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    return isinstance(value, int) and abs(value) > MAX_NUMBER

@@ -113,6 +113,7 @@ def _settings(source: Source) -> dict[str, Any]:
     facts = training.get("settings") or {}
     metadata = read_metadata(source.folder) or {}
     names, weights = config.get("reward_functions") or [], config.get("reward_weights") or []
+    pairs = zip(names, weights, strict=False)
     env_id = config.get("env_id") or training.get("env_id") or metadata.get("env_id")
     try:
         certificate = read_certificate(str(env_id)) if env_id else None
@@ -126,7 +127,7 @@ def _settings(source: Source) -> dict[str, Any]:
         "flat": flat_settings(config | facts),
         "noted": stored.get("noted") or {},
         "metadata": metadata,
-        "weights": dict(zip(names, weights, strict=False)),
+        "weights": {name: value for name, value in pairs if isinstance(value, int | float)},
         "audit": None if certificate is None else str(certificate),
         "certificate": content,
     }

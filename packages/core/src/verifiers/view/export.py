@@ -8,22 +8,26 @@ earlier copy.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verifiers.errors import ConfigError
+from verifiers.errors import ConfigError, JournalError
 from verifiers.runtime.bounded import TooLong, read_file
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import replacing
 from verifiers.view.app import static_files
 from verifiers.view.catalog import TRAINING
+from verifiers.view.describe import DAMAGE
 from verifiers.view.guard import POLICY
 from verifiers.view.library import Library
 
+log = logging.getLogger(__name__)
 ROWS_PER_FILE = 20
 """Complete rollouts in one file."""
 PREVIEWS_PER_FILE = 200
@@ -102,22 +106,31 @@ def _page(page: str) -> str:
 
 def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(file name, response) of every request the page can make. Runs are numbered in the order of
-    the list."""
+    the list; of a damaged run there is what comes before the damage."""
     runs = library.runs()
     runs["runs"].sort(key=lambda run: str(run["id"]))
     public = [_without_path(run) for run in runs["runs"]]
     yield "runs", {**runs, "folders": [], "runs": public, "copy": True}
     yield from _comparisons(library, runs["runs"])
     for index, described in enumerate(runs["runs"]):
-        run = library.run(described["id"])
-        yield f"{index}/run", _without_path(run)
-        if run["kind"] == TRAINING:
-            yield f"{index}/metrics", library.metrics(run["id"])
-            for step in run["steps"]:
-                yield from _rows(library, run["id"], step, f"{index}/step-{step}")
-        else:
-            yield f"{index}/labels", library.labels(run["id"])
-            yield from _rows(library, run["id"], None, f"{index}/rows")
+        try:
+            yield from _answers_of(library, described["id"], index)
+        except (OSError, ConfigError, JournalError, *DAMAGE) as error:
+            log.warning("%s is damaged: %s: %s", described["id"], type(error).__name__, error)
+
+
+def _answers_of(
+    library: Library, run_id: str, index: int
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    run = library.run(run_id)
+    yield f"{index}/run", _without_path(run)
+    if run["kind"] == TRAINING:
+        yield f"{index}/metrics", library.metrics(run_id)
+        for step in run["steps"]:
+            yield from _rows(library, run_id, step, f"{index}/step-{step}")
+    else:
+        yield f"{index}/labels", library.labels(run_id)
+        yield from _rows(library, run_id, None, f"{index}/rows")
 
 
 def _comparisons(
@@ -131,7 +144,8 @@ def _comparisons(
             by_env.setdefault(run["env"], []).append(index)
     for indexes in by_env.values():
         for a, b in itertools.permutations(indexes[:MAX_COMPARED], 2):
-            yield f"compare-{a}-{b}", library.compare([runs[a]["id"], runs[b]["id"]])
+            with contextlib.suppress(OSError, ConfigError, JournalError, *DAMAGE):
+                yield f"compare-{a}-{b}", library.compare([runs[a]["id"], runs[b]["id"]])
 
 
 def _progress(library: Library, name: str) -> str:

@@ -24,7 +24,7 @@ from verifiers.results.index import RowIndex
 from verifiers.results.labels import LABEL, completion_hash, read_labels, write_label
 from verifiers.results.statistics import known_values
 from verifiers.results.stored import StoredOutputs
-from verifiers.storage.proof import read_proof
+from verifiers.storage.proof import proof_of, read_proof
 from verifiers.view import describe, rollout
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Catalog
 from verifiers.view.curves import Curves
@@ -203,12 +203,16 @@ class Library:
             curves = self._curves.setdefault(run_id, Curves(source.folder / METRICS_NAME))
             curves.read()
             first = first if generation == curves.generation else 0
+            try:
+                proof = read_proof(source.folder, curves.lines)
+            except describe.DAMAGE:  # lines of another program
+                proof = proof_of([])
             return {
                 "generation": curves.generation,
                 "first": first,
                 "lines": curves.lines[first:],
                 "steps": source.steps(),
-                "proof": read_proof(source.folder, curves.lines),
+                "proof": proof,
             }
 
     def compare(self, run_ids: Sequence[str]) -> dict[str, Any]:
