@@ -92,9 +92,7 @@ def main(folder):
     seen["csv"] = (folder / "x.csv").read_text().splitlines()[0].split(",").count("confidence")
     for name in ("run", "x.parquet", "x.jsonl"):
         row = vf.load_results(folder / name).outputs[0]
-        seen[name] = [row["confidence"]]
-        if name != "x.parquet":
-            seen[name].append(row["trajectory"][0]["fingerprint"])
+        seen[name] = row["confidence"], row["trajectory"][0]["fingerprint"]
     results.to_atif(folder / "atif")
     seen["atif"] = vf.load_results(folder / "atif").outputs[0]["confidence"]
     seen["pandas"] = results.to_pandas()["confidence"].tolist()
@@ -143,7 +141,7 @@ def test_a_new_field_is_in_every_format_by_its_line_alone(tmp_path):
         "checkpoint": 0.5,
         "csv": 1,
         "run": [0.25, "fp"],
-        "x.parquet": [0.25],
+        "x.parquet": [0.25, "fp"],
         "x.jsonl": [0.25, "fp"],
         "atif": 0.25,
         "pandas": [0.25],

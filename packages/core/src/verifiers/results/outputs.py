@@ -324,7 +324,8 @@ class GenerateOutputs(ResultColumns):
 
     def to_atif(self, folder: str | Path | None = None) -> Sequence[dict[str, Any]]:
         """The rollouts as trajectories of the Agent Trajectory Interchange Format, version 1.7; each
-        also as a file in ``folder``, which ``vf.load_results`` reads. Each is made when it is read.
+        also as a file in ``folder``, which ``vf.load_results`` reads: then each is made when it is
+        read, else they are a list.
 
         Tokens are those of the states, or of the column ``trajectory``.
 
@@ -334,8 +335,9 @@ class GenerateOutputs(ResultColumns):
         [('user', '1 + 1'), ('agent', '2')]
         """
         documents = Trajectories(self)
-        if folder is not None:
-            write_trajectories(documents, self.metadata, Path(folder))
+        if folder is None:
+            return list(documents)
+        write_trajectories(documents, self.metadata, Path(folder))
         return documents
 
     def known_states(self) -> list[State] | None:
