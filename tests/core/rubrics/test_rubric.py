@@ -22,7 +22,7 @@ from verifiers.errors import (
     ToolCallError,
     TooManyFaults,
 )
-from verifiers.rollouts import rollout
+from verifiers.rollouts import values
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import RolloutScore, Rubric, scoring
 from verifiers.testing import ScriptedClient
@@ -183,7 +183,7 @@ def test_rewards_that_no_statistic_can_add_up_are_unknown_and_the_run_ends_as_an
     assert np.isnan(vf.load_results(folder)["reward"]).all()
 
     monkeypatch.setattr(scoring, "LARGEST", math.inf)
-    monkeypatch.setattr(rollout, "LARGEST", math.inf)
+    monkeypatch.setattr(values, "LARGEST", math.inf)
     if rewards[1] == 0:
         with pytest.raises(OverflowError):  # negative control
             evaluated()

@@ -27,7 +27,7 @@ from verifiers.data.sources import DatasetLike
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser
 from verifiers.parsers.parser import is_plain
-from verifiers.rollouts.author_code import decorated, maybe_await
+from verifiers.rollouts.author_code import calls_env_response, decorated, defaults, maybe_await
 from verifiers.rollouts.contract import LoadedFrom
 from verifiers.rollouts.loop import new_state
 from verifiers.rollouts.state import State
@@ -288,10 +288,8 @@ class Environment(Identified):
 
         *Raises* ConfigError when ``env_response`` is missing and a second turn would call it.
         """
-        is_called = (
-            getattr(self.get_prompt_messages, "calls_env_response", False) and not self.has_own_loop
-        )
-        is_missing = getattr(getattr(self, "env_response", None), "is_missing", False)
+        is_called = self.get_prompt_messages in calls_env_response and not self.has_own_loop
+        is_missing = getattr(self, "env_response", None) in defaults
         if is_missing and is_called and getattr(self, "max_turns", 1) != 1:
             raise ConfigError(
                 f"{type(self).__name__} has no env_response(self, messages, state), which gives the"
@@ -611,12 +609,11 @@ class Environment(Identified):
 
     # --- methods to override ----------------------------------------------------------------------
 
+    @defaults
     def setup_state(self, state: State, *args: Any, **kwargs: Any) -> Any:
         """Prepare ``state`` before the first turn; a returned mapping replaces it.
         Sync or async."""
         return state
-
-    setup_state.is_default = True  # type: ignore[attr-defined]  # the loop does not call it
 
     def get_prompt_messages(self, state: State) -> Any:
         """The next prompt; ``MultiTurnEnv`` builds it from the conversation and ``env_response``.

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment, EnvironmentOptions
-from verifiers.rollouts.author_code import Hook, maybe_await, stop
+from verifiers.rollouts.author_code import Hook, calls_env_response, defaults, maybe_await, stop
 from verifiers.rollouts.loop import is_completed
 from verifiers.rollouts.state import State
 from verifiers.runtime.signatures import spell_out
@@ -68,13 +68,12 @@ class MultiTurnEnv(Environment):
 
     # --- methods to override ----------------------------------------------------------------------
 
+    @defaults
     def env_response(self, messages: Messages, state: State) -> Any:
         """Return the response to the conversation so far: messages, one message, text, or None."""
         raise NotImplementedError(
             f"{type(self).__name__} must define env_response(self, messages, state)"
         )
-
-    env_response.is_missing = True  # type: ignore[attr-defined]  # read by Environment.check_definition
 
     def render_completion(self, state: State) -> Any:
         """Set ``state["completion"]``: everything after the initial prompt."""
@@ -90,6 +89,7 @@ class MultiTurnEnv(Environment):
             completion = completion + normalize_messages(final, self.message_type)
         state.record.completion = completion
 
+    @calls_env_response
     async def get_prompt_messages(self, state: State) -> Messages:
         """The next prompt: the input prompt, later the conversation so far and the environment's
         response."""
@@ -107,8 +107,6 @@ class MultiTurnEnv(Environment):
             messages: Any = normalize_messages(response, self.message_type)
             extended: Messages = conversation + messages
             return extended
-
-    get_prompt_messages.calls_env_response = True  # type: ignore[attr-defined]
 
     # --- stop conditions --------------------------------------------------------------------------
 

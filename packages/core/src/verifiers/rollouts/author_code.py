@@ -273,6 +273,40 @@ def _mark(kind: str, function: Callable[..., Any] | None, options: Options) -> A
     return mark if function is None else mark(function)
 
 
+# --- what the library says of functions
+
+
+class FunctionSet:
+    """Functions that the library knows something about; declared by decorating them.
+
+    >>> from verifiers.rollouts.author_code import FunctionSet
+    >>> greets = FunctionSet()
+    >>> @greets
+    ... def hello(): ...
+    >>> hello in greets, print in greets
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._functions: dict[int, Callable[..., Any]] = {}
+
+    def __call__(self, function: F) -> F:
+        self._functions[id(function)] = function
+        return function
+
+    def __contains__(self, function: object) -> bool:
+        function = inspect.unwrap(getattr(function, "__func__", function))  # type: ignore[arg-type]
+        return self._functions.get(id(function)) is function
+
+
+defaults = FunctionSet()
+"""Methods as the library defines them: another one is the author's."""
+calls_env_response = FunctionSet()
+"""``get_prompt_messages`` that ask ``env_response`` from the second turn on."""
+sums_turns = FunctionSet()
+"""Reward functions that add up the rewards of the turns, which credit per turn counts once."""
+
+
 # --- calls
 
 

@@ -30,6 +30,7 @@ from verifiers.rollouts.author_code import (
     Hook,
     call_handler,
     decorated,
+    defaults,
     ends_the_run,
     extra_arguments,
     extra_parameters,
@@ -110,6 +111,7 @@ async def _take_turn(env: RolloutEnvironment, state: State, limits: _Limits) -> 
 # --- stop conditions ------------------------------------------------------------------------------
 
 
+@defaults
 async def is_completed(env: RolloutEnvironment, state: State) -> bool:
     """Whether a stop condition holds.
 
@@ -120,9 +122,6 @@ async def is_completed(env: RolloutEnvironment, state: State) -> bool:
         condition for condition in stop_conditions(type(env)) if condition[0] != "is_completed"
     ]
     return await first_stop(env, state, conditions) is not None
-
-
-is_completed.asks_others = True  # type: ignore[attr-defined]  # an override lacks it, and is a condition
 
 
 async def first_stop(
@@ -153,9 +152,7 @@ def stop_conditions(cls: type) -> list[Condition]:
         for name, method, options in decorated(cls, "stop")
     ]
     override = getattr(cls, "is_completed", is_completed)
-    if not hasattr(override, "asks_others") and not any(
-        name == "is_completed" for _, name, _ in conditions
-    ):
+    if override not in defaults and not any(name == "is_completed" for _, name, _ in conditions):
         conditions.append((0, "is_completed", override))
     return [
         (name, function) for _, name, function in sorted(conditions, key=lambda e: (-e[0], e[1]))
@@ -240,7 +237,7 @@ async def set_up(env: RolloutEnvironment, state: State) -> None:
     for name, handler, _ in decorated(env, "setup"):
         with Hook(state, name, "setup_ms", stops_run=True):
             await call_handler(env, handler, state)
-    if not getattr(env.setup_state, "is_default", False):
+    if env.setup_state not in defaults:
         with Hook(state, "setup_state", "setup_ms", stops_run=True):
             updates = await maybe_await(env.setup_state(state))
             if isinstance(updates, Mapping) and updates is not state:

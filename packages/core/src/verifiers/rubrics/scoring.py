@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from verifiers.errors import RunError, ScoringError, message_of
+from verifiers.rollouts.author_code import sums_turns
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import State
 from verifiers.rollouts.values import LARGEST, number
@@ -69,9 +70,7 @@ class Plan:
         """Name of the weighted function that adds up the rewards of the turns (``sums_turns``); ""
         without such a function."""
         sums = (
-            f.name
-            for f in self.functions
-            if getattr(f.function, "sums_turns", False) and f.name in self.weights
+            f.name for f in self.functions if f.function in sums_turns and f.name in self.weights
         )
         return next(sums, "")
 

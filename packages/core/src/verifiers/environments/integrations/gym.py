@@ -21,7 +21,7 @@ from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.episodes import add_rows, opened, seed_of
 from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
 from verifiers.errors import ConfigError
-from verifiers.rollouts.author_code import Hook, cleanup, maybe_await, passes
+from verifiers.rollouts.author_code import Hook, cleanup, maybe_await, passes, sums_turns
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.rubric import RubricOptions
@@ -33,12 +33,10 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
+@sums_turns
 def sum_step_rewards(state: State) -> float:
     """Return the sum of the rewards of the steps."""
     return sum((step["reward"] or 0.0 for step in state["trajectory"]), 0.0)
-
-
-sum_step_rewards.sums_turns = True  # type: ignore[attr-defined]  # read by the plan of a rubric
 
 
 class EpisodicSumRubric(Rubric):

@@ -28,7 +28,7 @@ from verifiers.environments.integrations.episodes import add_rows, opened, seed_
 from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
 from verifiers.environments.tool_answers import check_definitions, cut_description
 from verifiers.errors import ConfigError, InfraError
-from verifiers.rollouts.author_code import cleanup, maybe_await, passes
+from verifiers.rollouts.author_code import cleanup, maybe_await, passes, sums_turns
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rollouts.values import number
 from verifiers.rubrics import Rubric
@@ -46,6 +46,7 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 SCALARS = {"string": str, "integer": int, "number": float}
 
 
+@sums_turns
 def sum_of_given_rewards(state: State) -> float:
     """Return the sum of the rewards that the server gave. *Raises* ValueError when it gave none."""
     rewards = [step["reward"] for step in state["trajectory"] if step["reward"] is not None]
@@ -53,9 +54,6 @@ def sum_of_given_rewards(state: State) -> float:
         reason = (state.get("openenv_metadata") or {}).get("error")
         raise ValueError(f"the server gave no reward{f': {reason}' if reason else ''}")
     return float(sum(rewards))
-
-
-sum_of_given_rewards.sums_turns = True  # type: ignore[attr-defined]  # read by the plan of a rubric
 
 
 class ActionRefused(ValueError):

@@ -169,8 +169,6 @@ class MultiAgentEnv(MultiTurnEnv):
         view: Messages = list(state["views"][role])
         return view
 
-    get_prompt_messages.calls_env_response = False  # type: ignore[attr-defined]
-
     async def get_model_response(
         self,
         state: State,
