@@ -1,11 +1,14 @@
 """The test files that a change touches: ``python3 run.py test --changed [COMMIT]``.
 
-A changed Python file touches the tests that reach it by imports, those inside functions and those
-of ``vf.NAME`` included, and those in the folder that has its folder's name. A test reaches a module
-too when it has its dotted name, its command (``vf-eval``) or its environment (``reverse-text``) as
-a string, since processes are started by these. Any other file of a package or of ``tests`` touches
-what stands beside it; the changelog touches nothing, any other file at the top everything. The
-selection is for the time before a commit: what is imported by a computed name escapes it, and CI runs everything.
+A changed Python file touches the tests that import it, inside functions and by ``vf.NAME`` too, and
+those in the folder that has its folder's name. A test imports a module too when it has its dotted
+name, its command (``vf-eval``) or its environment (``reverse-text``) as a string, since processes
+are started by these; what tests share is followed on to the tests. What reaches it through other
+modules alone is left to CI: followed to the end, nearly every module is reached by every test. Any
+other file of a package or of ``tests`` touches what stands beside it; the changelog touches
+nothing, a page at the top the tests of the docs, any other file there everything. The selection is
+for the time before a commit: what is imported by a computed name escapes it, and CI runs
+everything.
 """
 
 from __future__ import annotations
@@ -73,6 +76,14 @@ def exports_of(files: dict[str, Path]) -> dict[str, str]:
                         f"{package}.{alias.name}": f"{node.module}.{alias.name}"
                         for alias in node.names
                     }
+                elif isinstance(node, ast.Dict):  # name -> module, of a table of lazy names
+                    homes |= {
+                        f"{package}.{key.value}": f"{package}.{value.value}.{key.value}"
+                        for key, value in zip(node.keys, node.values, strict=True)
+                        if isinstance(key, ast.Constant)
+                        and isinstance(value, ast.Constant)
+                        and f"{package}.{value.value}" in files
+                    }
     return homes
 
 
@@ -132,13 +143,16 @@ def importers_of(files: dict[str, Path]) -> dict[str, set[str]]:
     return importers
 
 
-def dependents(changed: Iterable[str], importers: dict[str, set[str]]) -> set[str]:
-    """The modules that reach one of ``changed``, and these."""
+def dependents(
+    changed: Iterable[str], importers: dict[str, set[str]], files: dict[str, Path]
+) -> set[str]:
+    """The modules that import or name one of ``changed``, and these; what the tests share is
+    followed on to the tests."""
     seen, queue = set(changed), list(changed)
     while queue:
         new = importers.get(queue.pop(), set()) - seen
         seen |= new
-        queue += new
+        queue += [module for module in new if "tests" in files[module].parts]
     return seen
 
 
@@ -150,7 +164,7 @@ def tests_of(
     every = {path for path in files.values() if path.name.startswith("test_")}
     python = [path for path in changed if path.suffix == ".py" and path in modules]
     chosen = {
-        files[module] for module in dependents([modules[path] for path in python], importers)
+        files[module] for module in dependents([modules[path] for path in python], importers, files)
     } & every
     for path in python:
         chosen |= next(
@@ -162,6 +176,9 @@ def tests_of(
     for path in set(changed) - set(python):
         if path in CHANGELOG or CHANGELOG & set(path.parents):
             continue  # no test reads it
+        if path.suffix == ".md" and path.parent == ROOT:
+            chosen |= {test for test in every if test.parent == ROOT / "tests/docs"}
+            continue
         folder = next(
             (base for base in path.parents if base in BASES or base == ROOT / "docs"), None
         )
@@ -176,7 +193,7 @@ def tests_of(
         )
         package = next(filter(None, beneath), [])
         chosen |= {test for test in every if beside in test.parents}
-        chosen |= {files[module] for module in dependents(package, importers)} & every
+        chosen |= {files[module] for module in dependents(package, importers, files)} & every
     return chosen | {test for test in every if test.parent.name == "architecture"}
 
 

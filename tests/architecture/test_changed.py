@@ -43,11 +43,11 @@ def chosen(graph):
             "tests/faults/test_retry_faults.py",
             "tests/core/results/test_sequential.py",
         ),
-        # through another module; by a command that a test starts; by the folder of the same name
+        # by the folder of the same name, not through other modules; by a command that a test starts
         (
             TRAINER / "algorithm/losses.py",
+            "tests/trainer/algorithm/test_credit.py",
             "tests/trainer/run/test_trainer.py",
-            "tests/core/results/test_sequential.py",
         ),
         (
             CORE / "cli/compare.py",
