@@ -8,10 +8,27 @@ import time
 import pytest
 
 import verifiers as vf
-from support.coverage_cases import PLANTED, ROWS, SOUND, calling, cut, single
-from verifiers.results.coverage import FIRST
+from support.coverage_cases import (
+    CALLS,
+    PLANTED,
+    ROWS,
+    SOUND,
+    answer_of,
+    both,
+    broken_tools,
+    calling,
+    cut,
+    right,
+    single,
+    tools,
+)
+from verifiers.clients import OpenAIChatCompletionsClient, RetryPolicy
+from verifiers.errors import RolloutError
+from verifiers.results.coverage import FIRST, Coverage
+from verifiers.results.heads import counts_of_text
+from verifiers.results.index import RowIndex
 from verifiers.results.texts import number_lines
-from verifiers.testing import ScriptedClient
+from verifiers.testing import FakeServer, ScriptedClient
 
 
 def warnings_of(make, reply, caplog, num_examples=-1):
@@ -110,3 +127,122 @@ def test_a_parser_that_never_returns_is_not_waited_for():
     assert time.monotonic() - started < 10
     assert results.metadata.coverage["unparsed"] is None
     assert results["reward"] == [1.0]
+
+
+# --- of the rows, wherever a run was cut
+
+
+def mixed(request):
+    """Replies that are cut, call tools, fail, or write a call as text."""
+    number = int(next(m for m in request.prompt if m.role == "user").content.split()[0])
+    if number % 6 == 0:
+        return cut("x")(request)
+    if number % 6 == 1:
+        raise vf.ModelUnavailable("down", status=503)
+    if number % 6 == 2:
+        return CALLS["hermes"]
+    return calling(request)
+
+
+def fields_of(metadata):
+    changing = ("date", "time", "time_ms", "resumed", "path_to_save")
+    return {name: value for name, value in metadata.items() if name not in changing}
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("num_kept", [1, 8, 11])
+@pytest.mark.parametrize("make", [tools, broken_tools, both, single])
+def test_every_number_after_a_kill_is_the_uninterrupted_runs(
+    make, num_kept, is_large, tmp_path, monkeypatch
+):
+    """A kill leaves a prefix of the rows, and the metadata of the last write: here none of it, or
+    that of twelve rollouts that were done again."""
+    if is_large:
+        monkeypatch.setattr("verifiers.runs.store.LARGE_PLAN", 0)
+        monkeypatch.setattr("verifiers.runs.large_store.PART_ROWS", 5)
+    options = {"num_examples": 12, "max_concurrent": 1, "abort_after": 0}
+    client = ScriptedClient(mixed)
+    uninterrupted = make().evaluate(client, "m", results_path=tmp_path / "a", **options).metadata
+    folder = tmp_path / "b"
+    make().evaluate(client, "m", results_path=folder, **options)
+    journal = folder / "results.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:num_kept]))
+    resumed = make().evaluate(client, "m", results_path=folder, **options).metadata
+    assert json.loads(json.dumps(resumed["coverage"])) == resumed["coverage"]
+    assert repr(fields_of(resumed)) == repr(fields_of(uninterrupted))
+    assert resumed["coverage"]["requests"] > 0
+
+
+def test_the_index_counts_a_row_as_the_run_does(tmp_path):
+    for number, make in enumerate((tools, broken_tools, both, single)):
+        folder = tmp_path / str(number)
+        client = ScriptedClient(mixed)
+        results = make().evaluate(client, "m", results_path=folder, abort_after=0)
+        index = RowIndex(folder / "results.jsonl")
+        index.read()
+        coverage = Coverage()
+        for text in index.columns["counts"]:
+            coverage.add_counts(counts_of_text(text))
+        counts = results.metadata["coverage"]
+        assert coverage.counts() == {name: counts[name] for name in coverage.counts()}
+
+
+def test_requests_that_failed_are_counted_and_explained(tmp_path):
+    statuses = [429, 429, 503, 200]
+    with FakeServer(script=lambda hit: statuses[hit.index % 4]) as server:
+        retry = RetryPolicy(base_s=0.001, max_s=0.001)
+        client = OpenAIChatCompletionsClient(base_url=server.url, retry=retry)
+        results = single().evaluate(client, "m", max_concurrent=1, results_path=tmp_path)
+    counts = results.metadata["coverage"]
+    assert counts["requests"] == 4 * len(ROWS)
+    assert (counts["refused_for_rate"], counts["server_errors"]) == (2 * len(ROWS), len(ROWS))
+    line = dict(number_lines(results.summary()))["requests"]
+    assert line == (
+        "48, of which 24 refused for their rate (429), 12 answered by an error of the server (5xx)"
+    )
+    assert vf.load_results(tmp_path).outputs[0]["failed_requests"] == {
+        "refused_for_rate": 2,
+        "server_errors": 1,
+    }
+    # negative control
+    sound = single().evaluate(ScriptedClient(answer_of), "m")
+    assert "requests" not in dict(number_lines(sound.summary()))
+    assert "failed_requests" not in sound.outputs[0]
+
+
+def test_requests_of_a_rollout_that_ends_without_a_completion_are_counted():
+    retry = RetryPolicy(max_retries=2, base_s=0.001, max_s=0.001)
+    with FakeServer(script=lambda hit: 500) as server:
+        client = OpenAIChatCompletionsClient(base_url=server.url, retry=retry)
+        results = single().evaluate(client, "m", num_examples=2, abort_after=0)
+    counts = results.metadata["coverage"]
+    assert (counts["rollouts"], counts["requests"], counts["server_errors"]) == (0, 6, 6)
+
+
+def test_requests_before_the_time_limit_of_a_rollout_are_counted():
+    retry = RetryPolicy(max_retries=9, base_s=0.001, max_s=0.001)
+    with FakeServer(script=lambda hit: 429 if hit.index < 2 else {"never": True}) as server:
+        client = OpenAIChatCompletionsClient(base_url=server.url, retry=retry)
+        results = single().evaluate(
+            client, "m", num_examples=1, abort_after=0, rollout_timeout_s=1.0
+        )
+    assert results.outputs[0]["error"]["error"] == "RolloutTimeout"
+    assert results.metadata["coverage"]["refused_for_rate"] == 2
+
+
+def test_a_rollout_that_was_begun_again_counts_with_its_requests():
+    begun = []
+
+    class Hiccup(RolloutError):
+        retryable = True
+
+    class Flaky(vf.SingleTurnEnv):
+        def setup_state(self, state):
+            begun.append(state)
+            if len(begun) % 2:
+                raise Hiccup("again")
+
+    env = Flaky(eval_dataset=ROWS, rubric=vf.Rubric([right]))
+    results = env.evaluate(ScriptedClient(answer_of), "m", max_concurrent=1, max_retries=1)
+    assert results.metadata["coverage"]["begun_again"] == len(ROWS)
+    assert dict(number_lines(results.summary()))["begun again"].startswith("12 × ")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
@@ -104,12 +105,38 @@ async def call_with_retries(
                     raise _final(failure, attempts, started) from failure.__cause__
                 attempts.append(Attempt(failure.status, _reason(failure), pause))
                 await asyncio.sleep(pause)
+    except asyncio.CancelledError as error:  # by the time limit of a rollout, as a rule
+        error.attempts = tuple(attempts)  # type: ignore[attr-defined]  # counted by the rollout
+        raise
     except TimeoutError as error:
         if not limit.expired():
             raise
         attempts.append(Attempt(None, "out of time", 0.0))
         text = f"no completion within {timeout_s:g} s"
         raise _final(ModelUnavailable(text, elapsed_s=timeout_s), attempts, started) from error
+
+
+def failed_attempts(outcome: object) -> Counter[str]:
+    """The failed attempts behind a response, or behind what ended a call without one, by kind.
+
+    >>> refused = Attempt(429, "HTTP 429", 0.5)
+    >>> failed_attempts(ModelUnavailable("down", attempts=(refused, Attempt(503, "HTTP 503", 0.0))))
+    Counter({'refused_for_rate': 1, 'server_errors': 1})
+    """
+    attempts = getattr(outcome, "attempts", None) or ()
+    if not attempts and isinstance(outcome, ModelError):  # of a client without this layer
+        attempts = (Attempt(outcome.status, str(outcome), 0.0),)
+    return Counter(_kind(attempt.status) for attempt in attempts)
+
+
+def _kind(status: int | None) -> str:
+    if status is None:
+        return "unanswered"
+    if status == 429:
+        return "refused_for_rate"
+    if status >= 500:
+        return "server_errors"
+    return "refused" if status >= 400 else "unusable"
 
 
 def _reason(error: ModelError) -> str:

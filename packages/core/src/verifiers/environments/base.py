@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, Self, 
 from verifiers import compat
 from verifiers.clients.protocol import Client, ClientLike, ModelLike, headers_from_state
 from verifiers.clients.resolve import as_client
+from verifiers.clients.retry import failed_attempts
 from verifiers.data.examples import Example, RowFormat, Table
 from verifiers.data.kept_rows import read_kept_rows
 from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
@@ -681,7 +682,13 @@ class Environment(Identified):
         async with run.generation_slot if run is not None else nullcontext():
             if run is not None:
                 run.check_open()
-            response = await answering.complete(request)
+            try:
+                response = await answering.complete(request)
+            except BaseException as error:
+                state.record.count_failed(failed_attempts(error))
+                raise
+        if response.attempts:
+            state.record.count_failed(failed_attempts(response))
         self._count_usage(state, response)
         return response
 

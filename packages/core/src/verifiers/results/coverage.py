@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,6 +33,14 @@ CALL_MARKS = (
 """How chat templates write a tool call: GLM, Hermes and Qwen, Qwen3-Coder, functionary, Llama,
 Mistral, gpt-oss (harmony), MiniMax, Granite and Kimi, DeepSeek, Jamba, Nemotron, Command, InternLM,
 Gemma."""
+FAILED_REQUESTS = {
+    "refused_for_rate": "refused for their rate (429)",
+    "server_errors": "answered by an error of the server (5xx)",
+    "refused": "refused (another 4xx)",
+    "unanswered": "without an answer (no connection, or out of time)",
+    "unusable": "answered by no completion",
+}
+"""Kind of a failed request -> what the summary says of it."""
 IN_METRICS = {
     "rollouts": "rollouts/generated",
     "truncated": "rollouts/truncated",
@@ -77,34 +85,45 @@ class Coverage:
     tool_calls: int = 0
     tool_errors: int = 0
     """Tool calls that failed."""
+    requests: int = 0
+    """Requests to the model that were answered, or failed; judges' are not counted."""
+    refused_for_rate: int = 0
+    """Those of them that the server refused for their rate (429)."""
+    server_errors: int = 0
+    refused: int = 0
+    unanswered: int = 0
+    """Those without a connection, or out of time."""
+    unusable: int = 0
+    """Those answered by something else than a completion."""
+    begun_again: int = 0
+    """Attempts at rollouts that an error ended and that were begun again."""
     tool_error = ""
     """Tool and text of the newest of them."""
     error = None
     """What left the newest unknown reward unknown."""
 
-    def add(self, rollout: Rollout) -> None:
-        """Count a finished rollout. An unfinished rollout, which has an error, is not counted."""
-        completion = rollout.completion or []
-        if rollout.error is not None and not completion:
-            return
-        messages = [] if isinstance(completion, str) else completion
-        self.rollouts += 1
-        self.truncated += rollout.is_truncated
-        self.parsed += rollout.is_unparsed is not None
-        self.unparsed += rollout.is_unparsed is True
-        if rollout.error is not None and math.isnan(number(rollout.reward)):
-            self.unscored += 1
+    def add(self, rollout: Rollout, attempts: int = 1) -> None:
+        """Count a finished rollout, which was begun ``attempts`` times."""
+        counts = counts_of(
+            rollout.completion,
+            error=rollout.error,
+            reward=rollout.reward,
+            is_truncated=rollout.is_truncated,
+            is_unparsed=rollout.is_unparsed,
+            tool_defs=rollout.tool_defs,
+            tool_errors=rollout.tool_errors,
+            failed_requests=rollout.failed_requests,
+            attempts=attempts,
+        )
+        self.add_counts(counts)
+        if counts.get("unscored"):
             self.error = rollout.error
-        if not rollout.tool_defs:
-            return
-        self.with_tools += 1
-        num_calls = sum(len(field(message, "tool_calls") or ()) for message in messages)
-        self.tool_calls += num_calls
-        self.tool_errors += len(rollout.tool_errors)
         self.tool_error = next(iter(rollout.tool_errors), self.tool_error)
-        if not num_calls:
-            self.without_calls += 1
-            self.calls_as_text += looks_like_call(messages, map(defined_name, rollout.tool_defs))
+
+    def add_counts(self, counts: Mapping[str, int]) -> None:
+        """Add the ``counts_of`` a finished rollout."""
+        for name, count in counts.items():
+            setattr(self, name, getattr(self, name) + count)
 
     @classmethod
     def of(cls, rollouts: Iterable[Rollout]) -> Coverage:
@@ -129,12 +148,6 @@ class Coverage:
             for name, metric in IN_METRICS.items()
             if metric.startswith("rollouts/")
         }
-
-    def resume(self, saved: Mapping[str, Any] | None) -> None:
-        """Go on from the ``counts`` of an earlier session of the run."""
-        for name, count in (saved or {}).items():
-            if isinstance(count, int) and name in asdict(self):
-                setattr(self, name, count)
 
     def counts(self) -> dict[str, int | None]:
         """The counts as a JSON object; None if nothing could be counted."""
@@ -182,6 +195,52 @@ class Coverage:
         }
 
 
+def counts_of(
+    completion: object,
+    *,
+    error: object,
+    reward: object,
+    is_truncated: object,
+    is_unparsed: object,
+    tool_defs: Sequence[Mapping[str, Any]] | None,
+    tool_errors: Sequence[str],
+    failed_requests: Mapping[str, int],
+    attempts: float | None,
+) -> dict[str, int]:
+    """What ``Coverage`` counts of a finished rollout, running or saved: the counts that are not 0.
+
+    Of a rollout that an error ended before it had a completion only the requests are counted.
+    """
+    messages = completion if isinstance(completion, list) else []
+    replies = [message for message in messages if field(message, "role") == "assistant"]
+    num_replies = len(replies) if messages else int(bool(completion))
+    failed = {kind: failed_requests.get(kind, 0) for kind in FAILED_REQUESTS}
+    counts = failed | {
+        "requests": num_replies + sum(failed.values()),
+        "begun_again": int((attempts or 1) - 1),
+    }
+    if error is None or completion:
+        num_calls = sum(len(field(message, "tool_calls") or ()) for message in messages)
+        counts |= {
+            "rollouts": 1,
+            "truncated": int(bool(is_truncated)),
+            "parsed": int(is_unparsed is not None),
+            "unparsed": int(is_unparsed is True),
+            "unscored": int(error is not None and math.isnan(number(reward))),
+        }
+        if tool_defs:
+            counts |= {
+                "with_tools": 1,
+                "tool_calls": num_calls,
+                "tool_errors": len(tool_errors),
+                "without_calls": int(not num_calls),
+            }
+            if not num_calls:
+                names = map(defined_name, tool_defs)
+                counts["calls_as_text"] = int(looks_like_call(messages, names))
+    return {name: count for name, count in counts.items() if count}
+
+
 def looks_like_call(messages: Iterable[object], tools: Iterable[str]) -> bool:
     """Whether a reply has the text of a call, in a common format or of one of these tools.
 
@@ -226,6 +285,13 @@ def coverage_lines(
         yield "unparsed", f"the parser found nothing in {counts['unparsed']} of {parsed}"
     if counts.get("tool_errors"):
         yield "tool errors", f"{counts['tool_errors']} of {counts['tool_calls']} calls failed"
+    failed = [
+        f"{counts[kind]:,} {text}" for kind, text in FAILED_REQUESTS.items() if counts.get(kind)
+    ]
+    if failed:
+        yield "requests", f"{counts['requests']:,}, of which {', '.join(failed)}"
+    if counts.get("begun_again"):
+        yield "begun again", f"{counts['begun_again']} × a rollout that an error had ended"
     with_tools = counts.get("with_tools") or total
     if total and counts.get("without_calls") == with_tools:
         text = counts["calls_as_text"]

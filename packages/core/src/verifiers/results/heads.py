@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from verifiers.data.messages import field, message_text
+from verifiers.results.coverage import counts_of
 from verifiers.results.rows import row_from_disk
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.rollout import SAVED
@@ -33,10 +34,10 @@ NUMBERS = (
 """Numeric columns; an unknown value is NaN."""
 NAMES = tuple(DECLARED_NAMES)
 """Columns of names; None when absent. ``error`` is the class of a rollout's error."""
-INNER_NAMES = ("cause", "served")
+INNER_NAMES = ("cause", "served", "counts")
 """Columns of names for the statistics: the innermost exception of an error and where it was raised;
-the names under
-which a server answered, one a line: "" = as requested, None = it did not answer."""
+the names under which a server answered, one a line: "" = as requested, None = it did not answer;
+what a run counts of the rollout (``coverage.counts_of``), as text, of which few are different."""
 _HASH = re.compile(r"([0-9a-f]{16})[0-9a-f]*(\.[1-9][0-9]{0,9})?")
 """The hash of an example, and the number of one of several with equal content."""
 
@@ -67,6 +68,11 @@ class _Measured(msgspec.Struct, gc=False):
     rollout_key: str | None = None
     example_hash: str | None = None
     served_models: list[str] | None = None
+    is_truncated: Any = None
+    is_unparsed: Any = None
+    tool_defs: Any = None
+    tool_errors: Any = None
+    failed_requests: Any = None
 
 
 _Head = msgspec.defstruct(
@@ -131,6 +137,7 @@ def _values_of(head: Any) -> tuple[Any, ...]:
         *names.values(),
         cause,
         "\n".join(head.served_models or ()) if head.completion else None,
+        _counts_text(head),
         head.example_id,
         head.example_hash,
         head.rollout_key,
@@ -171,7 +178,8 @@ def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> Any:
     completion = output["completion"]
     if isinstance(completion, list):
         completion = [
-            _Message(role=field(m, "role"), content=field(m, "content")) for m in completion
+            _Message(*(field(message, name) for name in ("role", "content", "tool_calls")))
+            for message in completion
         ]
     usage = row.get("token_usage")
     return _Head(
@@ -193,7 +201,39 @@ def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> Any:
         rollout_key=_text(row.get("rollout_key")),
         example_hash=_text(row.get("example_hash")),
         served_models=_texts(row.get("served_models")),
+        **{name: row.get(name) for name in COUNTED},
     )
+
+
+COUNTED = ("is_truncated", "is_unparsed", "tool_defs", "tool_errors", "failed_requests")
+
+
+def _counts_text(head: Any) -> str:
+    """The counts of a row: ``rollouts 1 tool_calls 3``. Values that no run writes count nothing."""
+    tools = head.tool_defs if isinstance(head.tool_defs, list) else []
+    failed = head.failed_requests if isinstance(head.failed_requests, Mapping) else {}
+    counts = counts_of(
+        head.completion,
+        error=head.error,
+        reward=head.reward,
+        is_truncated=head.is_truncated,
+        is_unparsed=head.is_unparsed,
+        tool_defs=[tool for tool in tools if isinstance(tool, Mapping)],
+        tool_errors=_texts(head.tool_errors) or [],
+        failed_requests={kind: n for kind, n in failed.items() if isinstance(n, int)},
+        attempts=head.attempts,
+    )
+    return " ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def counts_of_text(text: str) -> dict[str, int]:
+    """The counts in the column ``counts`` of a row.
+
+    >>> counts_of_text("rollouts 1 tool_calls 3")
+    {'rollouts': 1, 'tool_calls': 3}
+    """
+    words = text.split(" ") if text else []
+    return dict(zip(words[::2], map(int, words[1::2]), strict=True))
 
 
 def _text(value: object) -> str | None:

@@ -109,6 +109,12 @@ class Rollout:
     """Tool and text of each tool call that failed."""
     is_unparsed: Annotated[bool | None, Saved(when="if set", key=None)] = None
     """Whether the environment's parser found nothing in it; None if its parser takes any text."""
+    failed_requests: Annotated[dict[str, int], Saved(when="if set", key=None, read=_dict)] = field(
+        default_factory=dict
+    )
+    """Requests to the model that were answered by no completion, by kind: ``refused_for_rate``
+    (429), ``server_errors`` (5xx), ``refused`` (another 4xx), ``unanswered`` (no connection, or out
+    of time), ``unusable``."""
     id: Annotated[str, Saved(when="never", key="trajectory_id")] = ""
     """Of this attempt; another one has another."""
     model: Annotated[str, Saved(when="never")] = ""
@@ -194,6 +200,11 @@ class Rollout:
         """``prompt completion answer``, for logs."""
         row = self.row
         return {"prompt": row["prompt"], "completion": self.completion, "answer": row["answer"]}
+
+    def count_failed(self, kinds: Mapping[str, int]) -> None:
+        """Count requests that failed."""
+        for kind, count in kinds.items():
+            self.failed_requests[kind] = self.failed_requests.get(kind, 0) + count
 
     # --- what training reads
 

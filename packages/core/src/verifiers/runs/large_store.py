@@ -19,6 +19,7 @@ import numpy as np
 
 from verifiers.results import GenerateOutputs
 from verifiers.results.columns import Selection
+from verifiers.results.heads import counts_of_text
 from verifiers.results.index import RowIndex
 from verifiers.results.index_file import IndexFile
 from verifiers.results.rows import RolloutOutput
@@ -73,6 +74,8 @@ class LargeRunStore(RunStore):
 
     def take(self, position: int, example_id: int, rollout: int) -> None:
         self._rows[position] = rollout
+        column = self._index.columns["counts"]
+        self.coverage.add_counts(counts_of_text(column.names[column.codes[rollout]]))
 
     def outside(self) -> list[str]:
         self._index.keys.forget_order()  # the plan was compared

@@ -200,9 +200,12 @@ async def generate_job(env: RunEnvironment, job: Job, context: RunContext) -> St
     A ``retryable`` error other than a ``ModelError`` is retried up to ``max_retries`` times; the
     attempts are counted. (The client has already retried model calls.)
     """
+    failed: dict[str, int] = {}
     for attempt in range(1, context.max_retries + 2):
         state = await _generate_once(env, job, context)
         state.attempts = attempt
+        state.record.count_failed(failed)
+        failed = state.record.failed_requests
         error = state.record.error
         if error is None or not error.retryable or isinstance(error, ModelError):
             break

@@ -326,7 +326,6 @@ class Run:
                 " edited examples, or a smaller plan); they stay there and are not counted"
             )
         saved = (read_metadata(self.path) or {}) if self.path is not None else {}
-        store.coverage.resume(saved.get("coverage"))
         counted = saved.get("num_rollouts")
         if isinstance(counted, int) and counted > store.num_saved:
             await self.notices.warn(

@@ -30,6 +30,7 @@ from verifiers.results.rows import (
 )
 from verifiers.results.run_metadata import Measurements
 from verifiers.rollouts.author_code import maybe_await
+from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import State
 from verifiers.runs.plan import Job, Pending, Plan
 from verifiers.runtime.calls import num_positional
@@ -128,6 +129,7 @@ class RunStore:
         assert self.directory is not None
         line, row = rollout
         output = saved_row(row, f"{self.directory.results_file}:{line}")
+        self.coverage.add(Rollout.from_json(output), row.get("attempts") or 1)
         for name in DISK_FIELDS:
             output.pop(name, None)
         output["example_id"] = example_id
@@ -172,7 +174,7 @@ class RunStore:
             )
         self._keep(jobs, outputs, states)
         for state in states:
-            self.coverage.add(state.record)
+            self.coverage.add(state.record, state.attempts)
         if self._on_first is not None and self.coverage.rollouts >= FIRST:
             look, self._on_first = self._on_first, None
             await look(self)
