@@ -22,6 +22,7 @@ from verifiers.errors import (
     ToolCallError,
     TooManyFaults,
 )
+from verifiers.results.texts import number_lines
 from verifiers.rollouts import values
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import RolloutScore, Rubric, scoring
@@ -209,7 +210,7 @@ async def test_whatever_a_function_raises_stays_on_its_rollout(error, is_async):
 async def test_an_unknown_metric_without_weight_leaves_the_reward_known():
     state = state_of()
     rubric = Rubric([exact])
-    rubric.add_metric(giving(None, "broken"))
+    rubric.add_metric(giving("no number", "broken"))
     score = await rubric.score_rollout(state)
     assert score["reward"] == 1.0
     assert math.isnan(score["broken"])
@@ -652,3 +653,84 @@ async def test_a_prompt_that_does_not_fit_is_the_cause_that_a_reward_function_fi
 def test_a_function_or_a_weight_in_place_of_a_list_is_named(arguments, sentence):
     with pytest.raises(ConfigError, match=sentence):
         vf.Rubric(**arguments)
+
+
+# --- functions that do not apply
+
+
+def only_digits(completion):
+    """Of weight 0: says nothing of a reply without digits."""
+    text = completion[-1]["content"]
+    return float(text == "4") if text.isdigit() else None
+
+
+def only_short(completion):
+    return 1.0 if len(completion[-1]["content"]) < 3 else vf.NOT_APPLICABLE
+
+
+async def only_short_siblings(completions):
+    return [only_short(completion) for completion in completions]
+
+
+def evaluated(rubric, replies, **options):
+    rows = [{"question": str(number), "answer": "4"} for number in range(len(replies))]
+    env = vf.SingleTurnEnv(eval_dataset=rows, rubric=rubric)
+    client = ScriptedClient(lambda request: replies[int(request.prompt[-1].content)])
+    return env.evaluate(client, "m", **options)
+
+
+def test_a_metric_of_none_is_left_out_of_its_mean_and_counted_beside_it():
+    rubric = Rubric([exact, only_digits], weights=[1.0, 0.0])
+    results = evaluated(rubric, ["4", "5", "four", "V"])
+    assert results.rewards == [1.0, 0.0, 0.0, 0.0]
+    assert results["errors"] == [None] * 4
+    metadata = results.metadata
+    assert (metadata.avg_metrics["only_digits"], metadata.metric_counts["only_digits"]) == (0.5, 2)
+    assert (metadata.num_unscored, metadata.metric_counts["exact"]) == (0, 4)
+    lines = dict(number_lines(results.summary()))
+    assert lines["  only_digits"] == "0.500 (in 2 of 4 rollouts)"
+    assert lines["  exact"] == "0.250"
+    assert results.outputs[2]["not_applicable"] == ["only_digits"]
+    assert "only_digits" not in results.outputs[2]["metrics"]
+    assert "not_applicable" not in results.outputs[0]
+
+
+@pytest.mark.parametrize("function", [only_short, only_short_siblings])
+def test_the_reward_is_that_of_the_functions_that_apply(function):
+    results = evaluated(Rubric([exact, function], weights=[1.0, 0.5]), ["4", "5", "four"])
+    assert results.rewards == [1.5, 0.5, 0.0]
+    assert results["errors"] == [None] * 3
+
+
+def test_where_no_weighted_function_applies_the_reward_is_unknown_and_says_why():
+    results = evaluated(Rubric([only_short, only_digits], weights=[1.0, 0.0]), ["4", "four"])
+    assert results.rewards[0] == 1.0
+    assert math.isnan(results.rewards[1])
+    assert "'only_short' returned None or NOT_APPLICABLE" in results["errors"][1]["message"]
+    assert results.metadata.num_unscored == 1
+
+
+def test_none_of_a_weighted_function_is_a_failure_that_is_quoted():
+    (error,) = evaluated(Rubric([only_digits]), ["four"])["errors"]
+    assert "reward function 'only_digits' returned None; return a number" in error["message"]
+
+
+def test_what_does_not_apply_is_the_same_from_files_of_any_size(tmp_path, monkeypatch):
+    rubric = Rubric([exact, only_digits, only_short], weights=[1.0, 0.0, 1.0])
+    held = evaluated(rubric, ["4", "5", "four"], results_path=tmp_path / "a")
+    monkeypatch.setattr("verifiers.runs.store.LARGE_PLAN", 0)
+    large = evaluated(rubric, ["4", "5", "four"], results_path=tmp_path / "b")
+    read = vf.load_results(tmp_path / "a")
+    for results in (large, read):
+        assert results.rewards == held.rewards
+        assert results.metadata.metric_counts == held.metadata.metric_counts
+    assert read.outputs[2]["not_applicable"] == held.outputs[2]["not_applicable"]
+
+
+async def test_a_second_scoring_begins_anew():
+    state = state_of("four")
+    await Rubric([exact, only_short]).score_rollout(state)
+    assert state.record.not_applicable == ["only_short"]
+    state["completion"][-1]["content"] = "4"
+    await Rubric([exact, only_short]).score_rollout(state)
+    assert (state.record.not_applicable, state["reward"]) == ([], 2.0)

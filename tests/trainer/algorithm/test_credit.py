@@ -546,3 +546,15 @@ def test_the_environments_advantages_of_waiting_rollouts_are_saved(tmp_path):
     save_pipeline(tmp_path, state, 3, {})
     (group,) = load_pipeline(tmp_path)[0].ready
     assert [rollout.advantage for rollout in group.rollouts] == [0.25, None, None]
+
+
+def test_a_function_that_does_not_apply_is_neither_better_nor_worse_than_its_siblings():
+    rollouts = [
+        Rollout([turn(3)], 2.0, {"a": 1.0, "b": 1.0}),
+        Rollout([turn(3)], 1.0, {"a": 0.0, "b": 1.0}),
+        Rollout([turn(3)], 1.0, {"a": 1.0}, not_applicable=["b"]),
+        Rollout([turn(3)], math.nan, {"a": 1.0, "b": math.nan}),
+    ]
+    group = Group(0, 0, tuple(rollouts), weights={"a": 1.0, "b": 1.0})
+    assert group.scores[:3].tolist() == [[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
+    assert np.isnan(group.scores[3]).all()

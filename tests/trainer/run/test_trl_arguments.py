@@ -72,13 +72,37 @@ def test_weights_of_another_number_than_the_functions_are_refused():
         trainer.train()
 
 
-def test_a_reward_of_none_is_unknown():
-    env = environment_of(only_long, CHAT)
+def evaluated(functions):
+    env = environment_of(functions, CHAT)
     replies = iter(["long enough", "no"])
     client = ScriptedClient(lambda request: next(replies))
-    results = env.evaluate(client, "m", num_examples=1, rollouts_per_example=2, max_concurrent=1)
+    return env.evaluate(client, "m", num_examples=1, rollouts_per_example=2, max_concurrent=1)
+
+
+def test_a_reward_of_none_alone_is_unknown_and_says_what_was_returned():
+    results = evaluated(only_long)
     assert results.rewards[0] == 1.0
     assert results.rewards[1] != results.rewards[1]
+    assert "'only_long' returned None" in results["errors"][1]["message"]
+
+
+def test_a_reward_of_none_leaves_a_completion_to_the_other_functions():
+    """As TRL does, whose sum over the functions skips None."""
+
+    def size(completions, **columns):
+        return [float(len(text_of(c))) for c in completions]
+
+    results = evaluated([only_long, size])
+    assert results.rewards == [1.0 + len("long enough"), 2.0]
+    assert results["errors"] == [None, None]
+
+
+def test_a_reward_that_is_no_number_is_quoted():
+    def text(completions, **columns):
+        return ["well"] * len(completions)
+
+    results = evaluated(text)
+    assert "returned 'well'; return a number" in results["errors"][0]["message"]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ _MODULES: dict[str, str] = {
     "rollouts.values": "Timing",
     "rollouts.error_info": "ErrorInfo",
     "results.rows": "RolloutOutput",
-    "rubrics.scoring": "RolloutScore RolloutScores",
+    "rubrics.scoring": "NOT_APPLICABLE RolloutScore RolloutScores",
     "results": (
         "GenerateOutputs GenerateMetadata make_dataset load_results print_prompt_completions_sample"
         " ProcessedOutputs export_trajectories"

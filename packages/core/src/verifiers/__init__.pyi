@@ -117,7 +117,7 @@ from verifiers.rollouts.state import State
 from verifiers.rollouts.steps import TrajectoryStep, TrajectoryStepTokens
 from verifiers.rollouts.values import Timing
 from verifiers.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, ToolRubric
-from verifiers.rubrics.scoring import RolloutScore, RolloutScores
+from verifiers.rubrics.scoring import NOT_APPLICABLE, RolloutScore, RolloutScores
 from verifiers.runtime.logs import log_level, quiet_verifiers, setup_logging
 from verifiers.types import (
     AssistantMessage,
@@ -156,6 +156,7 @@ from verifiers_trainer import lora_defaults as lora_defaults
 
 __all__ = [
     "BOXED_SYSTEM_PROMPT",
+    "NOT_APPLICABLE",
     "THINK_BOXED_SYSTEM_PROMPT",
     "Agent",
     "AgentEnv",

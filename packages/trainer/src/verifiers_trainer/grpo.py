@@ -12,7 +12,6 @@ in ``settings.compat``.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from verifiers.rollouts.author_code import maybe_await
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.arguments import function_name
+from verifiers.rubrics.scoring import NOT_APPLICABLE
 from verifiers_trainer.settings import compat
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
@@ -121,7 +121,8 @@ class GRPOTrainer(RLTrainer):
         trainer = vf.GRPOTrainer(model=model, reward_funcs=reward, args=args, train_dataset=rows)
 
     A reward function gets lists over the siblings of an example: ``prompts``, ``completions``, each
-    column that it names (or all, with ``**kwargs``), and returns a number for each, None if unknown.
+    column that it names (or all, with ``**kwargs``), and returns a number for each; None leaves a
+    completion to the other functions, and without another its reward is unknown.
 
     Args:
         model: As ``RLTrainer``'s, as are the arguments that are not listed.
@@ -213,7 +214,7 @@ def _of_siblings(function: Callable[..., Any]) -> Callable[..., Any]:
 
     async def reward(
         prompts: Sequence[Any], completions: Sequence[Any], states: Sequence[State]
-    ) -> list[float]:
+    ) -> list[Any]:
         rows = [state.record.row for state in states]
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
         values = {"prompts": list(prompts), "completions": list(completions), **columns}
@@ -222,10 +223,18 @@ def _of_siblings(function: Callable[..., Any]) -> Callable[..., Any]:
             values["completion_ids"] = [turns[-1].completion_ids.tolist() for turns in sampled]
         arguments = values if takes_all else {n: v for n, v in values.items() if n in parameters}
         rewards = await maybe_await(function(**arguments))
-        return [math.nan if value is None else float(value) for value in rewards]
+        return [_value(reward) for reward in rewards]
 
     reward.__name__ = reward.__qualname__ = function_name(function)
     return reward
+
+
+def _value(reward: Any) -> Any:
+    """A value of a function of TRL as a rubric's: None leaves the completion to the other
+    functions, and a scalar of any library is its number."""
+    if reward is None:
+        return NOT_APPLICABLE
+    return reward.item() if hasattr(reward, "item") else reward
 
 
 def grpo_defaults(run_name: str = "grpo", **overrides: object) -> GRPOConfig:

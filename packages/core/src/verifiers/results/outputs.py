@@ -178,7 +178,7 @@ class GenerateOutputs(ResultColumns):
         names = (
             "env_id model base_url num_examples rollouts_per_example num_rollouts num_errors"
             " num_unscored avg_reward reward_stderr success_metric avg_success success_stderr"
-            " avg_metrics avg_error pass_at_k pass_at_k_interval pass_at_k_examples"
+            " avg_metrics metric_counts avg_error pass_at_k pass_at_k_interval pass_at_k_examples"
             " pass_at_k_unknown pass_at_k_bounds pass_all_k pass_threshold stop_conditions usage"
             " cost_usd resumed env_args sampling_args status stopped spent coverage"
         ).split()

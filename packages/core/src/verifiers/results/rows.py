@@ -154,7 +154,10 @@ def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> R
         "metrics": {renamed.get(name, name): value for name, value in metrics.items()},
         "timing": saved_times(row),
     }
-    output = RolloutOutput({**dict.fromkeys(ALWAYS), "reward": math.nan, "info": {}, **row})
+    defaults = {**dict.fromkeys(ALWAYS), "reward": math.nan, "info": {}}
+    # in the order of a new rollout's fields
+    declared = (name for name in SAVED if name in row or name in defaults)
+    output = RolloutOutput({name: row.get(name, defaults.get(name)) for name in declared} | row)
     output.update(read_fields(values))
     for old in renamed:
         output.pop(old, None)

@@ -131,13 +131,14 @@ def _names_in(mappings: Iterable[Mapping[str, Any]]) -> dict[str, None]:
 
 class GenerateMetadata(AttributeDict):
     """The facts and the statistics of a run: ``num_rollouts num_errors num_unscored avg_reward
-    reward_stderr avg_success success_stderr avg_metrics avg_error stop_conditions pass_at_k
+    reward_stderr avg_success success_stderr avg_metrics metric_counts avg_error stop_conditions pass_at_k
     pass_at_k_interval pass_at_k_examples pass_at_k_unknown pass_at_k_bounds pass_all_k usage
     cost_usd``. ``time_ms``: ``time`` in milliseconds.
 
     ``avg_success`` is the share of solved rollouts, NaN if nothing says what solved means: a
     graded reward, and neither a success metric nor a ``pass_threshold``; pass@k is empty then.
-    Intervals are 95 %, over the examples. An example counts with its known rollouts in each pass@k
+    ``metric_counts``: the known values behind each mean, fewer where a function does not apply to
+    each rollout. Intervals are 95 %, over the examples. An example counts with its known rollouts in each pass@k
     of at most as many: ``pass_at_k_examples`` are behind each k, ``pass_at_k_unknown`` rollouts are
     in none, and ``pass_at_k_bounds`` is what is possible were these all unsolved, or all solved.
 
@@ -188,6 +189,7 @@ class GenerateMetadata(AttributeDict):
         avg_success: float
         success_stderr: float
         avg_metrics: dict[str, float]
+        metric_counts: dict[str, int]
         avg_error: float
         stop_conditions: dict[str, int]
         pass_at_k: dict[str, float]
@@ -262,6 +264,10 @@ def _statistics(measured: Measurements, siblings: int, threshold: float | None) 
         "avg_success": mean(successes),
         "success_stderr": clustered_stderr(successes, examples),
         "avg_metrics": {name: mean(values) for name, values in measured.metrics.items()},
+        "metric_counts": {
+            name: int(np.count_nonzero(~np.isnan(np.asarray(values, float))))
+            for name, values in measured.metrics.items()
+        },
         "avg_error": num_failed / num_rollouts if num_rollouts else 0.0,
         "stop_conditions": {
             str(stop): count for stop, count in Counter(measured.stop_conditions).items() if stop

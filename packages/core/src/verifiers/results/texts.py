@@ -37,8 +37,7 @@ def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "pass^k", _by_k(facts["pass_all_k"])
         if facts.get("pass_at_k_unknown"):
             yield "unknown", unknown_text(facts)
-    for name, value in facts["avg_metrics"].items():
-        yield f"  {name}", number(value)
+    yield from _metric_lines(facts)
     if facts["errors"]:
         yield "errors", cause_text(facts["error_causes"])
     if facts["unscored"]:
@@ -62,6 +61,16 @@ def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "latency", f"median {latency['median_ms']}, 95% within {latency['p95_ms']}"
     if facts["seconds"] is not None:
         yield "time", _time(facts)
+
+
+def _metric_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The mean of each metric, with how many rollouts it has where it does not apply to each."""
+    counts = facts.get("metric_counts") or {}
+    num_scored = facts["num_rollouts"] - facts["num_errors"] - facts["num_unscored"]
+    for name, value in facts["avg_metrics"].items():
+        is_of_some = name in counts and counts[name] < num_scored
+        of = f" (in {counts[name]} of {facts['num_rollouts']} rollouts)" if is_of_some else ""
+        yield f"  {name}", f"{number(value)}{of}"
 
 
 def max_tokens_of(facts: Mapping[str, Any]) -> object:

@@ -109,6 +109,10 @@ class Rollout:
     """Tool and text of each tool call that failed."""
     is_unparsed: Annotated[bool | None, Saved(when="if set", key=None)] = None
     """Whether the environment's parser found nothing in it; None if its parser takes any text."""
+    not_applicable: Annotated[
+        list[str], Saved(when="if set", key=None, read=lambda names: list(names or []))
+    ] = field(default_factory=list)
+    """The reward and metric functions that do not apply to it: no metric, and not in the reward."""
     failed_requests: Annotated[dict[str, int], Saved(when="if set", key=None, read=_dict)] = field(
         default_factory=dict
     )

@@ -29,6 +29,7 @@ class SavedFields:
     turn_sum: str
     tool_errors: list[str]
     is_unparsed: bool | None
+    not_applicable: list[str]
     failed_requests: dict[str, int]
     tool_defs: list[Any] | None
     timing: dict[str, float]

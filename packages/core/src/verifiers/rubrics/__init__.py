@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from verifiers.rubrics.math_rubric import MathRubric
     from verifiers.rubrics.rubric import Rubric
     from verifiers.rubrics.rubric_group import RubricGroup
-    from verifiers.rubrics.scoring import RolloutScore, RolloutScores
+    from verifiers.rubrics.scoring import NOT_APPLICABLE, RolloutScore, RolloutScores
     from verifiers.rubrics.tool_rubric import ToolRubric
 
 __all__ = [
+    "NOT_APPLICABLE",
     "HybridMathRubric",
     "JudgeRubric",
     "MathRubric",
@@ -32,6 +33,7 @@ _LAZY = {
     "HybridMathRubric": "hybrid_math_rubric",
     "JudgeRubric": "judge_rubric",
     "MathRubric": "math_rubric",
+    "NOT_APPLICABLE": "scoring",
     "RolloutScore": "scoring",
     "RolloutScores": "scoring",
     "Rubric": "rubric",

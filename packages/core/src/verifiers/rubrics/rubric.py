@@ -77,7 +77,8 @@ class Rubric(Identified):
         funcs: Reward functions. A function declares what it needs by name: ``prompt``,
             ``completion``, ``answer``, ``state``, ``info``, ``task``, ``parser``, or any column of
             the row; plural names (``completions``, ``states``, …) receive the whole group. It
-            returns a number, and may be async.
+            returns a number, and may be async; ``vf.NOT_APPLICABLE`` leaves a rollout to the other
+            functions and out of the metric's mean, and so does None of a function of weight 0.
         weights: Weight of each function in the reward; default 1. A function of weight 0 is
             recorded as a metric alone.
         parser: Reads answers out of completions; functions receive it as ``parser``.

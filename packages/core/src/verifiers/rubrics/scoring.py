@@ -4,6 +4,8 @@ rollouts of an example.
 Both write rewards and metrics into the rollouts. ``score`` runs the individual functions of a
 ``Plan``, ``score_group`` those that see the whole group, and sets the advantages. A value must be a
 finite int, float, bool or numpy scalar; anything else is a ``ScoringError`` naming the function.
+``NOT_APPLICABLE`` (of weight 0 also None) says that the function has nothing to say of a rollout:
+it has no metric, the weighted sum is that of the other functions, and nothing failed.
 
 An unknown reward is NaN, never 0. A failed function gives an unknown value: its metric is NaN, the
 reward that needs it is NaN, and the ``ScoringError`` is recorded in ``state["error"]`` unless that
@@ -25,6 +27,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import Enum
 from fractions import Fraction
 from pathlib import Path
 from time import perf_counter
@@ -45,6 +48,19 @@ from verifiers.runtime.worker_threads import Raised, call_in_thread, workers
 from verifiers.types import AttributeDict, StopReason
 
 NAN = math.nan
+
+
+class NotApplicable(Enum):
+    """The type of ``NOT_APPLICABLE``."""
+
+    NOT_APPLICABLE = "not applicable"
+
+
+NOT_APPLICABLE = NotApplicable.NOT_APPLICABLE
+"""The value of a reward function for a rollout that it does not apply to: the reward is that of the
+other functions, and the metric leaves the rollout out of its mean."""
+Value = float | NotApplicable | ScoringError
+"""What a function says of a rollout."""
 SUCCESS = "success"
 """Metric that repeats the value of the function that a rubric names as its success: 1 or 0."""
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
@@ -87,6 +103,7 @@ async def score(plan: Plan, state: State) -> None:
     # from an earlier scoring pass, whose result is replaced
     if isinstance(rollout.error, ScoringError):
         rollout.error = None
+    rollout.not_applicable = []
     if not can_be_scored(rollout):
         rollout.metrics.update((function.name, NAN) for function in functions)
     elif functions:
@@ -128,16 +145,19 @@ def can_be_scored(rollout: Rollout) -> bool:
     return error is None or isinstance(error, ScoringError) or getattr(error, "scorable", False)
 
 
-def weighted(weights: Mapping[str, float], metrics: Mapping[str, float]) -> float:
-    """Σ weight · metric; NaN when a weighted metric is missing or unknown."""
-    return sum([weight * metrics.get(name, NAN) for name, weight in weights.items()], 0.0)
+def weighted(weights: Mapping[str, float], rollout: Rollout) -> float:
+    """Σ weight · metric over the functions that apply to a rollout; NaN when a metric of these is
+    missing or unknown, and when there is none."""
+    left_out, metrics = rollout.not_applicable, rollout.metrics
+    terms = [w * metrics.get(name, NAN) for name, w in weights.items() if name not in left_out]
+    return sum(terms, 0.0) if terms else NAN
 
 
 def leave_unscored(states: Sequence[State]) -> None:
     """Set rewards and advantages to NaN and metrics to empty, without scoring."""
     for state in states:
         state.record.advantage = NAN
-        state.record.metrics = {}
+        state.record.metrics, state.record.not_applicable = {}, []
         _set_reward(state.record, NAN)
 
 
@@ -153,11 +173,11 @@ async def measure(
     for function in functions:
         try:
             value = function(resolver)
-            value = value_or_error(
-                await value if inspect.isawaitable(value) else value, function.name
-            )
+            value = value_or_error(await value if inspect.isawaitable(value) else value, function)
             if isinstance(value, ScoringError):
                 raise value
+            if isinstance(value, NotApplicable):
+                continue
         except Exception as error:  # noqa: BLE001 - must not fail the rollout
             logger.warning("monitor metric %s failed: %s", function.name, error)
             value = NAN
@@ -171,8 +191,15 @@ def _conclude(plan: Plan, rollout: Rollout) -> None:
     measures is unknown.
     """
     is_scored = can_be_scored(rollout)
-    rollout.turn_sum = plan.turn_sum
-    reward = weighted(plan.weights, rollout.metrics) if plan.weights and is_scored else NAN
+    rollout.turn_sum = "" if plan.turn_sum in rollout.not_applicable else plan.turn_sum
+    reward = weighted(plan.weights, rollout) if is_scored else NAN
+    if plan.weights and plan.weights.keys() <= set(rollout.not_applicable):
+        names = ", ".join(map(repr, plan.weights))
+        rollout.error = rollout.error or ScoringError(
+            f"no weighted reward function applies to this rollout: {names} returned None or"
+            " NOT_APPLICABLE",
+            function=next(iter(plan.weights)),
+        )
     if abs(reward) > LARGEST:
         rollout.error = rollout.error or ScoringError(
             f"the weighted sum of the metrics is beyond ±{LARGEST:g}"
@@ -181,7 +208,7 @@ def _conclude(plan: Plan, rollout: Rollout) -> None:
     _set_reward(rollout, reward)
     if plan.success is None or plan.success == SUCCESS:
         return
-    value: float | ScoringError = rollout.metrics.get(plan.success, NAN) if is_scored else NAN
+    value: Value = rollout.metrics.get(plan.success, NAN) if is_scored else NAN
     if value not in (0.0, 1.0) and not math.isnan(value):
         message = f"the success metric {plan.success!r} is {value:g}; it must be 0 or 1"
         value = ScoringError(message, function=plan.success)
@@ -205,7 +232,7 @@ async def _set_advantages(function: RewardFunction | None, states: Sequence[Stat
             for number, value in zip(numbers, values, strict=True):
                 if errors:
                     rollouts[number].error = rollouts[number].error or errors[0]
-                elif not isinstance(value, ScoringError):
+                elif isinstance(value, float):
                     advantages[number] = value
     for rollout, advantage in zip(rollouts, advantages, strict=True):
         rollout.advantage = advantage
@@ -221,8 +248,12 @@ def _set_reward(rollout: Rollout, reward: float) -> None:
         turn.rollout_reward = reward
 
 
-def _record(rollout: Rollout, name: str, value: float | ScoringError) -> None:
+def _record(rollout: Rollout, name: str, value: Value) -> None:
     """Write the metric of a function; the first failure is the error of the rollout."""
+    if isinstance(value, NotApplicable):
+        rollout.metrics.pop(name, None)
+        rollout.not_applicable = [*dict.fromkeys((*rollout.not_applicable, name))]
+        return
     if isinstance(value, ScoringError):
         rollout.error = rollout.error or value
         value = NAN
@@ -250,7 +281,7 @@ async def _run(batch: Sequence[RewardFunction], resolver: ArgumentResolver) -> N
 
 async def _values(
     batch: Sequence[RewardFunction], resolver: ArgumentResolver
-) -> list[Sequence[float | ScoringError]]:
+) -> list[Sequence[Value]]:
     """For each function its value of each rollout, or the failure. *Raises* RunError only."""
     outcomes = await _outcomes(batch, resolver)
     for index, outcome in enumerate(outcomes):
@@ -262,9 +293,9 @@ async def _values(
                 scoring_error(outcome.error, function.name, state) for state in resolver.states
             ]
         elif function.is_group:
-            outcomes[index] = _values_of_group(outcome, len(resolver.states), function.name)
+            outcomes[index] = _values_of_group(outcome, len(resolver.states), function)
         else:
-            outcomes[index] = [value_or_error(outcome, function.name)]
+            outcomes[index] = [value_or_error(outcome, function)]
     return outcomes
 
 
@@ -345,26 +376,30 @@ async def each(coroutines: Iterable[Awaitable[object]]) -> None:
 # --- values
 
 
-def value_or_error(value: object, name: str) -> float | ScoringError:
+def value_or_error(value: object, function: RewardFunction) -> Value:
     """The value of a function as a float; the error unless it is a finite number, of at most
-    ``LARGEST``."""
+    ``LARGEST``, or says that the function does not apply."""
+    if isinstance(value, NotApplicable) or (value is None and function.weight == 0):
+        return NOT_APPLICABLE
     if isinstance(value, np.generic):
         value = value.item()
     elif isinstance(value, Decimal | Fraction):
         value = float(value)
     if not isinstance(value, (int, float)):
-        problem = f"{_short_repr(value)}; return a number"
+        problem = f"{_short_repr(value)}; return a number, or vf.NOT_APPLICABLE"
     else:
         if not math.isnan(usable := number(value)):
             return usable
         is_finite = isinstance(value, int) or math.isfinite(value)
         problem = f"a number beyond ±{LARGEST:g}" if is_finite else f"{value}, which is not finite"
+    name = function.name
     return ScoringError(f"reward function {name!r} returned {problem}", function=name)
 
 
-def _values_of_group(values: object, size: int, name: str) -> Sequence[float | ScoringError]:
+def _values_of_group(values: object, size: int, function: RewardFunction) -> Sequence[Value]:
     """The values of a group function; an error for all rollouts unless they are a list of group
     length."""
+    name = function.name
     if isinstance(values, np.ndarray):
         values = list(values)
     if not isinstance(values, (list, tuple)):
@@ -372,7 +407,7 @@ def _values_of_group(values: object, size: int, name: str) -> Sequence[float | S
     elif len(values) != size:
         problem = f"returned {len(values)} values for a group of {size}"
     else:
-        return [value_or_error(value, name) for value in values]
+        return [value_or_error(value, function) for value in values]
     return [ScoringError(f"group function {name!r} {problem}", function=name)] * size
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from verifiers.errors import ConfigError
+from verifiers.results.statistics import mean
 from verifiers.rollouts.rollout import Rollout
 from verifiers_trainer.algorithm.credit import CreditSettings, Siblings, has_signal
 from verifiers_trainer.algorithm.samples import is_overlong
@@ -86,7 +87,8 @@ class Group:
     @property
     def scores(self) -> np.ndarray:
         """float64 [G, F], a column for each reward function with a weight; a row of NaN if the
-        reward is unknown.
+        reward is unknown. Of a function that does not apply to a rollout the mean of its siblings,
+        which is neither better nor worse.
 
         *Raises* ConfigError when the weights of the reward functions are unknown.
         """
@@ -101,6 +103,11 @@ class Group:
         ]
         scores = np.array(columns, np.float64)
         scores[np.isnan(self.rewards)] = math.nan
+        for column, name in enumerate(self.weights):
+            is_left_out = [name in rollout.not_applicable for rollout in self.rollouts]
+            if any(is_left_out):
+                number = mean(scores[:, column])
+                scores[is_left_out & ~np.isnan(self.rewards), column] = np.nan_to_num(number)
         return scores
 
     @property

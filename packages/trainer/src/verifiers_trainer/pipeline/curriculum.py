@@ -128,8 +128,10 @@ class RewardWeights:
                 rubric = self.env.for_row(state).rubric
                 effective = effective_weights(rubric, weights)
                 # credit per turn reads it: the sum of turns' rewards may have gained or lost weight
-                state.record.turn_sum = replace(rubric.plan(), weights=effective).turn_sum
-                state["reward"] = number(rewards.weighted(effective, state["metrics"]))
+                turn_sum = replace(rubric.plan(), weights=effective).turn_sum
+                is_applied = turn_sum not in state.record.not_applicable
+                state.record.turn_sum = turn_sum if is_applied else ""
+                state["reward"] = number(rewards.weighted(effective, state.record))
 
     def weights_of(self, epoch: int, state: State) -> Mapping[str, float]:
         """The weight of each function with nonzero weight in ``epoch``, in the environment of this

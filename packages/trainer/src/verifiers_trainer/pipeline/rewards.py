@@ -92,7 +92,7 @@ def reward_of(env: Environment, state: State) -> float:
     if rubric.scores_itself:
         reward = state["reward"]
         return math.nan if reward is None else float(reward)
-    return weighted(rubric.plan().weights, state["metrics"])
+    return weighted(rubric.plan().weights, state.record)
 
 
 def _prompt(prompt: object) -> Any:

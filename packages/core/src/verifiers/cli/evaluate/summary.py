@@ -26,10 +26,9 @@ SCHEMA = 1
 RUN_KEYS = (
     "env_id model base_url path num_examples rollouts_per_example num_rollouts num_errors"
     " num_unscored avg_reward reward_stderr success_metric avg_success success_stderr avg_metrics"
-    " pass_at_k pass_at_k_interval pass_at_k_examples pass_at_k_unknown pass_at_k_bounds pass_all_k"
-    " stop_conditions errors usage cost_usd latency"
-    " throughput seconds resumed env_args sampling_args left_to_server stopped spent exported"
-    " coverage"
+    " metric_counts pass_at_k pass_at_k_interval pass_at_k_examples pass_at_k_unknown"
+    " pass_at_k_bounds pass_all_k stop_conditions errors usage cost_usd latency throughput seconds"
+    " resumed env_args sampling_args left_to_server stopped spent exported coverage"
 ).split()
 MAX_MESSAGE_CHARS = 1200
 MAX_MESSAGES = 12
