@@ -154,10 +154,13 @@ def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> R
         "metrics": {renamed.get(name, name): value for name, value in metrics.items()},
         "timing": saved_times(row),
     }
-    defaults = {**dict.fromkeys(ALWAYS), "reward": math.nan, "info": {}}
+    defaults: dict[str, Any] = {**dict.fromkeys(ALWAYS), "reward": math.nan, "info": {}}
     # in the order of a new rollout's fields
-    declared = (name for name in SAVED if name in row or name in defaults)
-    output = RolloutOutput({name: row.get(name, defaults.get(name)) for name in declared} | row)
+    in_order = {name: row.get(name, defaults.get(name)) for name in SAVED}
+    absent = [name for name in SAVED if name not in row and name not in defaults]
+    output = RolloutOutput({**in_order, **row})
+    for name in absent:
+        del output[name]
     output.update(read_fields(values))
     for old in renamed:
         output.pop(old, None)

@@ -208,11 +208,12 @@ def _conclude(plan: Plan, rollout: Rollout) -> None:
     _set_reward(rollout, reward)
     if plan.success is None or plan.success == SUCCESS:
         return
-    value: Value = rollout.metrics.get(plan.success, NAN) if is_scored else NAN
-    if value not in (0.0, 1.0) and not math.isnan(value):
-        message = f"the success metric {plan.success!r} is {value:g}; it must be 0 or 1"
-        value = ScoringError(message, function=plan.success)
-    _record(rollout, SUCCESS, value)
+    solved = rollout.metrics.get(plan.success, NAN) if is_scored else NAN
+    if solved in (0.0, 1.0) or math.isnan(solved):
+        _record(rollout, SUCCESS, solved)
+        return
+    message = f"the success metric {plan.success!r} is {solved:g}; it must be 0 or 1"
+    _record(rollout, SUCCESS, ScoringError(message, function=plan.success))
 
 
 async def _set_advantages(function: RewardFunction | None, states: Sequence[State]) -> None:
