@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from verifiers_trainer.algorithm.packing import PackedRow
+from verifiers_trainer.algorithm.samples import carries_loss
 
 
 def datum(sdk: Any, row: PackedRow) -> Any:
     """Convert one sample to a ``Datum``."""
-    mask = row.loss_mask[1:]
+    mask = carries_loss(row.loss_mask, row.weight)[1:]
     arrays = {
         "target_tokens": row.token_ids[1:].astype(np.int64),
         "logprobs": np.where(mask, row.sampler_logprobs[1:], 0.0).astype(np.float32),
@@ -43,7 +44,7 @@ def ratio_stats(
     for row, output in zip(rows, outputs, strict=True):
         if "logprobs" not in output:
             return {}
-        mask = row.loss_mask[1:]
+        mask = carries_loss(row.loss_mask, row.weight)[1:]
         logprobs = np.asarray(output["logprobs"].to_numpy(), np.float64)[: len(mask)]
         d = np.clip(logprobs[mask] - row.sampler_logprobs[1:][mask], -20, 20)
         ratios.append(d)

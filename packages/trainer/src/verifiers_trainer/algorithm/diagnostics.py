@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiers_trainer.algorithm.samples import NOT_SAMPLED
+from verifiers_trainer.algorithm.packing import PackedRow
+from verifiers_trainer.algorithm.samples import NOT_SAMPLED, carries_loss
 
 MIN_COMPARED = 8
 """Tokens below which nothing is said of a disagreement: of one token the mean is its own error."""
@@ -36,13 +37,26 @@ class RatioMeter:
         "tokens entropy ratio inside capped current abs kl d d2 x x2 xd xd2 x2d2".split()
     )  # x: the mean of log π and log μ
 
-    def __init__(self, version: int, bounds: tuple[float, float] = (0.125, 8.0), cap: float = 5.0):
+    def __init__(
+        self,
+        version: int,
+        bounds: tuple[float, float] = (0.125, 8.0),
+        cap: float = 5.0,
+        num_tokens: int = 0,
+        device: torch.device | str = "cpu",
+    ):
+        """``num_tokens``: of the rows to come, whose values are kept in blocks of that size. They
+        outlive the activations of their row, and small tensors among these would keep the C
+        library's heap from shrinking."""
         self.version, self.bounds, self.cap = version, bounds, cap
+        self._d = torch.empty(num_tokens, dtype=torch.float64, device=device)
+        self._current = torch.empty(num_tokens, dtype=torch.bool, device=device)
+        self._num_kept = 0
         self._sums: list[Tensor] = []
         self._maxima: list[Tensor] = []
         self._extra_terms: dict[str, list[Tensor]] = {}
         self._read: tuple[dict[str, float], float, float] | None = None
-        self.rows: list[tuple[Mapping[str, Tensor], Tensor, Tensor]] = []
+        self.rows: list[tuple[PackedRow | Mapping[str, Tensor], Tensor, Tensor]] = []
         """(row, d [T], whether the present version sampled the token [T]) of this process."""
         self.is_shared = False
         """Whether it counts the tokens of all processes."""
@@ -54,9 +68,13 @@ class RatioMeter:
         entropy: Tensor | None,
         row: Mapping[str, Tensor],
         values_by_name: Mapping[str, Tensor] | None = None,
+        packed: PackedRow | None = None,
     ) -> None:
-        """Count a row of T tokens; the mean of each of ``values_by_name`` [T] is in the summary."""
-        counted = row["loss_mask"] & (row["weight"] != 0)
+        """Count a row of T tokens; the mean of each of ``values_by_name`` [T] is in the summary.
+
+        ``packed``: the arrays that the tensors of ``row`` are of, kept in their place.
+        """
+        counted = carries_loss(row["loss_mask"], row["weight"])
         current = counted & (_oldest(row) == self.version)
         d = torch.where(counted, log_pi - log_mu, 0.0).double().clamp(-20, 20)
         ratio = d.exp()
@@ -76,7 +94,7 @@ class RatioMeter:
         x = torch.where(current, (log_pi + log_mu) / 2, 0.0).double().clamp(-50, 0)
         terms = (same, same**2, x, x**2, x * same, x * same**2, (x * same) ** 2)
         sums += [term.sum() for term in terms]
-        self.rows.append((row, same, current))
+        self._keep(row if packed is None else packed, same, current)
         self._sums.append(torch.stack([value.double() for value in sums]))
         maxima = [torch.where(counted, ratio, 0.0).max(), torch.where(current, d.abs(), 0.0).max()]
         self._maxima.append(torch.stack(maxima))
@@ -85,6 +103,13 @@ class RatioMeter:
                 torch.where(counted, values, 0.0).double().sum()
             )
         self._read = None
+
+    def _keep(self, row: PackedRow | Mapping[str, Tensor], d: Tensor, current: Tensor) -> None:
+        start, end = self._num_kept, self._num_kept + len(d)
+        if end <= len(self._d):
+            self._d[start:end], self._current[start:end] = d, current
+            d, current, self._num_kept = self._d[start:end], self._current[start:end], end
+        self.rows.append((row, d, current))
 
     def _totals(self) -> tuple[dict[str, float], float, float]:
         """(sums by name, largest ratio, largest |d| of the present version)."""
@@ -158,7 +183,8 @@ class RatioMeter:
         its sample, and (token id, place in the sample, answer, d) of those furthest apart."""
         by_answer: dict[int, list[float]] = {}
         tokens = []
-        for row, d, current in self.rows:
+        for packed, d, current in self.rows:
+            row = packed if isinstance(packed, Mapping) else packed.to_tensors(d.device)
             sampled, sample_of = row["version"] != NOT_SAMPLED, row["seq_ids"]
             starts = sampled.clone()
             starts[1:] &= ~sampled[:-1] | (sample_of[1:] != sample_of[:-1])

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -24,9 +25,19 @@ from verifiers.rollouts.transcript import NOT_SAMPLED, branches
 from verifiers.rollouts.turn import Turn
 from verifiers.types import Immutable
 
+if TYPE_CHECKING:
+    import torch
+
 COMPONENTS = ("rl", "ce", "ref_kl")
 """Parts of the loss, of which a sample has one: its rewards ("rl"), imitation ("ce"), nearness to a
 teacher ("ref_kl"). Each is a mean over its own tokens of the step."""
+
+Array = TypeVar("Array", np.ndarray, "torch.Tensor")
+
+
+def carries_loss(loss_mask: Array, weight: Array) -> Array:
+    """bool [T], which tokens carry loss: those of the mask that the step weighs."""
+    return loss_mask & (weight != 0)
 
 
 class Sample(Immutable, frozen=True, eq=False):

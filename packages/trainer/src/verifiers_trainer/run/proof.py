@@ -20,7 +20,7 @@ from verifiers.runtime.decoding import decode_json, read_json
 from verifiers.storage.proof import ALARM, LAG, PROOF, UNTRAINED, proof_of
 from verifiers_trainer.algorithm.batch import TrainBatch
 from verifiers_trainer.algorithm.diagnostics import MIN_COMPARED
-from verifiers_trainer.algorithm.samples import NOT_SAMPLED
+from verifiers_trainer.algorithm.samples import NOT_SAMPLED, carries_loss
 from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.policy.checkpoint_files import write_json
 from verifiers_trainer.policy.folder_client import load_folder
@@ -53,7 +53,8 @@ def token_uses(batch: TrainBatch, version: int) -> dict[str, int]:
         for rollout, its_samples in zip(group.rollouts, samples, strict=True):
             num_trained = 0
             for sample in its_samples.samples:
-                trained = sample.loss_mask & (next(weights) != 0) & (sample.versions != NOT_SAMPLED)
+                trained = carries_loss(sample.loss_mask, next(weights))
+                trained &= sample.versions != NOT_SAMPLED
                 num_trained += int(trained.sum())
                 numbers, counts = np.unique(sample.versions[trained], return_counts=True)
                 lags.update(dict(zip((version - numbers).tolist(), counts.tolist(), strict=True)))

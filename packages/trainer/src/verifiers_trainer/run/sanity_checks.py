@@ -160,7 +160,8 @@ def noise_of(
     [sum in nats, tokens]."""
     row, _, current = next((row for row in meter.rows if row[2].any()), meter.rows[0])
     device = next(model.parameters()).device
-    arguments = {name: value.to(device) for name, value in forward_arguments(row).items()}
+    tensors = row.to_tensors() if isinstance(row, PackedRow) else row
+    arguments = {name: value.to(device) for name, value in forward_arguments(tensors).items()}
     noise = rounding_noise(model, arguments, dtype).to(current.device)[current]
     return [float(noise.sum()), float(current.sum())]
 
