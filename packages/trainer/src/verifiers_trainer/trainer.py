@@ -40,6 +40,7 @@ from verifiers_trainer.algorithm.batch import TrainBatch
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.algorithm.losses import LossInput, Objective, resolve_loss
 from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
+from verifiers_trainer.algorithm.state import state_of
 from verifiers_trainer.distributed import batch_sharing, fsdp
 from verifiers_trainer.engines.policy_client import PolicyClient
 from verifiers_trainer.hf_loop import FORCED, HFLoop
@@ -308,6 +309,7 @@ class RLTrainer(HFLoop):
         if self._resumed_from is not None:
             if run.reference is not None:
                 run.reference.load(self._resumed_from)
+            self.checkpoints.restore_algorithm(self._resumed_from)
             if self.ranks.is_main:
                 self.recorder.file.resume(self.state.global_step)
         sanity_checks.check_forward(self.model, self.args)
@@ -430,7 +432,11 @@ class RLTrainer(HFLoop):
             old_logprobs.annotate(rows, self.args.device, old=old, reference=reference)
         bounds, cap = (self.args.mask_ratio_low, self.args.mask_ratio_high), self.args.ratio_cap
         meter = RatioMeter(
-            self.policy_version, bounds, self.args.loss_parameters().get("ratio_cap", cap)
+            self.policy_version,
+            bounds,
+            self.args.loss_parameters().get("ratio_cap", cap),
+            sum(row.num_tokens for row in batch.rows_R[rank]),
+            self.args.device,
         )
         return Step(batch, batch.rows_R[rank], meter, self.recorder.keeps_tokens)
 
@@ -494,6 +500,7 @@ class RLTrainer(HFLoop):
                 out.entropy.detach(),
                 row,
                 token_losses.metrics,
+                inputs,
             )
         return (loss, out) if return_outputs else loss
 
@@ -729,9 +736,10 @@ class RLTrainer(HFLoop):
         started = time.perf_counter()
 
         source: Any = self.batches  # of rank 0, which alone asks it
-        fixed = None
+        fixed, algorithm = None, state_of(self.args)
         if self.state.global_step % self.args.steps_per_batch and self.newest is not None:
             fixed = old_logprobs.to_bytes(self._rows_of(self.newest.batch))
+            algorithm |= self.newest.batch.whole_batch.state_before  # it is built again
         self.checkpoints.save(
             self.state,
             self.optimizer,
@@ -740,6 +748,7 @@ class RLTrainer(HFLoop):
             write_model=lambda folder: self.save_model(str(folder), _internal_call=True),
             snapshot=lambda: source.last_state() if is_last else source.snapshot(),
             fixed=fixed,
+            algorithm=algorithm,
         )
         self.recorder.spent("time/checkpoint", time.perf_counter() - started)
 

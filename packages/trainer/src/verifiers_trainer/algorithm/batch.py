@@ -17,8 +17,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +30,7 @@ from verifiers_trainer.algorithm.group import Group as Group  # here for ``get_b
 from verifiers_trainer.algorithm.group import GroupSettings
 from verifiers_trainer.algorithm.packing import PackedRow, fill, pack, shared
 from verifiers_trainer.algorithm.samples import RolloutSamples, joined, rollout_samples
+from verifiers_trainer.algorithm.state import state_of
 from verifiers_trainer.algorithm.statistics import rollout_stats
 
 Advantages = dict[str, Any]
@@ -82,6 +83,9 @@ class TrainBatch:
     """float64 [T] of each sample, in the order of ``samples_G``; on rank 0 alone."""
     first_G: tuple[int, ...] = ()
     """Number of each group's first rollout: above 0 in a divided group; on rank 0 alone."""
+    state_before: Mapping[str, Any] = field(default_factory=dict)
+    """State of the advantage before the batch was built (``state.state_of``), with which it can be
+    built again; on rank 0 alone."""
 
     @property
     def whole_batch(self) -> TrainBatch:
@@ -109,8 +113,9 @@ def build(
     groups, discarded = (
         [group.limited(settings) for group in part] for part in (groups, discarded)
     )
+    before = state_of(settings, ("advantage",))
     credited = _credited(groups, settings)
-    step = _step(credited, discarded, settings, world)
+    step = replace(_step(credited, discarded, settings, world), state_before=before)
     if settings.updates_per_batch == 1:
         return step
     parts = _divided(credited, settings.updates_per_batch)

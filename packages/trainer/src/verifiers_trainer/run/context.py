@@ -23,6 +23,9 @@ from verifiers.data.sources import DatasetLike
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, DatasetError
+from verifiers_trainer.algorithm.advantages import ADVANTAGES
+from verifiers_trainer.algorithm.losses import LOSSES
+from verifiers_trainer.algorithm.state import object_of
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.distributed.ranks import Ranks
 from verifiers_trainer.pipeline.mixture import joined
@@ -265,6 +268,10 @@ def final_settings(
         if value is not None:
             setattr(settings, name, value)
     settings.resolve(settings.world_size)
+    for name, registry in (("advantage", ADVANTAGES), ("loss", LOSSES)):
+        choice = getattr(settings, name)
+        if (algorithm := object_of(registry, choice)) is not choice:  # a class: one object of it
+            settings.set_fields({name: algorithm})
     # the first device only: the model is never replicated in a process
     settings._n_gpu = min(settings.n_gpu, 1)
     return settings

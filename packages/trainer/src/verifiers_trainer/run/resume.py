@@ -11,6 +11,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verifiers.errors import CheckpointError, RunMismatch
@@ -21,6 +22,7 @@ from verifiers.storage.described import CODE
 from verifiers.storage.identity import code_of
 from verifiers_trainer.algorithm import old_logprobs
 from verifiers_trainer.algorithm.packing import PackedRow
+from verifiers_trainer.algorithm.state import load_state
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState, digest
@@ -43,6 +45,8 @@ log = logging.getLogger(__name__)
 BATCH = "batch_{}.safetensors"
 """The log-probabilities of a rank that stay fixed during a batch, in a checkpoint between its
 steps."""
+ALGORITHM = "algorithm.json"
+"""In a checkpoint: the state of an algorithm that has one."""
 SETTINGS = "settings.json"
 """In the folder of the run: its settings, from before the first step."""
 WEIGHTS_ONLY, OBJECTIVE, CHANGED_CODE = "weights_only", "objective", "changed_code"
@@ -117,13 +121,15 @@ class Checkpoints:
         write_model: Callable[[Path], None],
         snapshot: Callable[[], PipelineState],
         fixed: bytes | None = None,
+        algorithm: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Write ``checkpoint-<step>``, then remove those beyond ``save_total_limit``.
 
         A collective; rank 0 writes, including the RNG states of every rank. state: transformers'
         ``TrainerState``, whose ``best_model_checkpoint`` is set; scaler: fp16's, or None; snapshot:
         returns the pipeline's state; fixed: between the steps of a batch, this rank's
-        log-probabilities that stay fixed during it. Raises ``CheckpointError`` on every rank when
+        log-probabilities that stay fixed during it; algorithm: ``algorithm.state.state_of`` the
+        settings. Raises ``CheckpointError`` on every rank when
         writing fails.
         """
         run, ranks = self.run, self.run.ranks
@@ -173,6 +179,8 @@ class Checkpoints:
                 name = _model_name(run)
                 save_pipeline(temporary, pipeline, state.global_step, settings, name)
                 state.save_to_json(str(temporary / "trainer_state.json"))
+                if algorithm:
+                    checkpoint_files.write_json(temporary / ALGORITHM, algorithm)
             checkpoint_files.prune(
                 folder,
                 run.settings.save_total_limit,
@@ -190,6 +198,12 @@ class Checkpoints:
         if path.exists():
             with checkpoint_files.reading(folder):
                 old_logprobs.restore(rows_S, read_file(path, MAX_ROW_BYTES))
+
+    def restore_algorithm(self, folder: Path) -> None:
+        """Load what ``save`` was given as ``algorithm`` into the objects of the settings."""
+        if (folder / ALGORITHM).exists():
+            with checkpoint_files.reading(folder):
+                load_state(self.run.settings, checkpoint_files.read_json(folder / ALGORITHM))
 
     # --- resume -----------------------------------------------------------------------------------
 

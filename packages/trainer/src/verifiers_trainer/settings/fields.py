@@ -27,6 +27,7 @@ from msgspec import Meta
 from verifiers.runtime.suggest import closest
 from verifiers.runtime.values import MinusOne, fits, parts
 from verifiers.storage.identity import Free
+from verifiers_trainer.algorithm.state import has_state
 
 TRANSFORMERS = "5.23"
 """The version whose fields ``Inherited`` lists; those that a newer version adds take any value and
@@ -429,7 +430,8 @@ class Settings:
     """Bound c > 1 on the loss of "ppo" where the advantage is negative: at most -c times the
     advantage (arXiv 1912.09729); None = no bound."""
     advantage: Any = "mean"
-    """A name of ``advantages.ADVANTAGES``, ``"package.module:function"``, or a function. Default:
+    """A name of ``advantages.ADVANTAGES``, ``"package.module:function"``, a function, or a class with
+    a state (``algorithm.state``). Default:
     "environment" where the rubric has a ``@vf.advantage`` method, which computes it, else that of
     the loss."""
     negative_advantage_weight: Share = 1.0
@@ -719,6 +721,8 @@ def plain(value: object) -> Any:
     """
     if isinstance(value, enum.Enum):
         return plain(value.value)
+    if has_state(value):  # its class alone: the state changes
+        return type(value).__qualname__
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changed = [line.name for line in dataclasses.fields(value) if _is_changed(value, line)]
         return {name: plain(getattr(value, name)) for name in changed}

@@ -1,0 +1,124 @@
+"""An algorithm that remembers more than one batch is one file and one line: its object has the
+state, and checkpoints have that of the object."""
+
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from support.training import metrics_of, small_trainer, weights_hash
+from verifiers_trainer.algorithm.state import load_state, state_of
+from verifiers_trainer.settings.config import RLConfig
+
+FILE = """
+class RunningBaseline:
+    compares = False
+    mean, count = 0.0, 0
+
+    def __call__(self, rewards_G, lengths_G=None):
+        advantages = [rewards - self.mean for rewards in rewards_G]
+        for rewards in rewards_G:
+            self.count += len(rewards)
+            self.mean += float((rewards - self.mean).sum()) / self.count
+        return advantages
+
+    def state(self):
+        return {"mean": self.mean, "count": self.count}
+
+    def load(self, saved):
+        self.mean, self.count = saved["mean"], saved["count"]
+
+
+class Forgetful(RunningBaseline):
+    state = None
+"""
+RUN = {"deterministic": True, "max_off_policy_steps": 0, "save_strategy": "steps", "save_steps": 2}
+
+
+@pytest.fixture
+def baseline(tmp_path, monkeypatch):
+    """The line of the setting."""
+    (tmp_path / "mine.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    yield "mine.py:RunningBaseline"
+    sys.modules.pop("mine", None)
+
+
+def trained(folder, advantage, resume=False, **settings):
+    trainer = small_trainer(folder, advantage=advantage, **{**RUN, **settings})
+    trainer.train(resume_from_checkpoint=resume or None)
+    return trainer
+
+
+def steps(folder):
+    return {row["step"]: row["loss"].hex() for row in metrics_of(folder) if "loss" in row}
+
+
+# steps of a batch, steps before the interruption: between batches, and amid one
+@pytest.mark.parametrize(("per_batch", "first"), [(1, 2), (2, 2)])
+def test_a_resumed_run_has_the_baseline_of_one_that_was_not_interrupted(
+    tmp_path, baseline, per_batch, first
+):
+    shape = {"updates_per_batch": per_batch, "max_steps": 4}
+    undisturbed = trained(tmp_path / "a", baseline, **shape)
+    assert undisturbed.args.advantage.count == 4 // per_batch * 8
+    saved = json.loads((tmp_path / "a" / "checkpoint-2" / "algorithm.json").read_text())
+    assert saved["advantage"]["count"] == 2 // per_batch * 8
+    trained(tmp_path / "b", baseline, **{**shape, "max_steps": first})
+    resumed = trained(tmp_path / "b", baseline, True, **shape)
+    assert resumed.args.advantage.state() == undisturbed.args.advantage.state()
+    assert steps(tmp_path / "b") == steps(tmp_path / "a")
+    assert weights_hash(resumed.model) == weights_hash(undisturbed.model)
+
+
+def test_without_a_state_a_resumed_run_is_another(tmp_path, baseline):
+    """Negative control."""
+    forgetful = baseline.replace("RunningBaseline", "Forgetful")
+    trained(tmp_path / "a", forgetful, max_steps=4)
+    trained(tmp_path / "b", forgetful, max_steps=2)
+    trained(tmp_path / "b", forgetful, True, max_steps=4)
+    assert not (tmp_path / "b" / "checkpoint-2" / "algorithm.json").exists()
+    assert steps(tmp_path / "b") != steps(tmp_path / "a")
+
+
+def test_amid_a_batch_the_state_is_that_before_it(tmp_path, baseline):
+    class Stops(Exception):
+        pass
+
+    shape = {"num_iterations": 2, "max_steps": 4, "save_steps": 9}
+    undisturbed = trained(tmp_path / "a", baseline, **shape)
+    trainer = small_trainer(tmp_path / "b", advantage=baseline, **{**RUN, **shape})
+    trainer.step_metrics = lambda batch: (
+        (_ for _ in ()).throw(Stops) if trainer.policy_version == 3 else {}
+    )
+    with pytest.raises(Stops):
+        trainer.train()
+    assert trainer.args.advantage.count == 16
+    saved = json.loads((tmp_path / "b" / "checkpoint-3" / "algorithm.json").read_text())
+    assert saved["advantage"]["count"] == 8
+    resumed = trained(tmp_path / "b", baseline, True, **shape)
+    assert resumed.args.advantage.state() == undisturbed.args.advantage.state()
+    assert weights_hash(resumed.model) == weights_hash(undisturbed.model)
+
+
+def test_two_trainers_have_two_objects_and_an_object_keeps_its_name_on_resume(baseline):
+    @dataclasses.dataclass
+    class Counted:
+        count: int = 0
+
+        def __call__(self, rewards_G, lengths_G=None):
+            return rewards_G
+
+        def state(self):
+            return {"count": self.count}
+
+        def load(self, saved):
+            self.count = saved["count"]
+
+    fresh, used = RLConfig(advantage=Counted()), RLConfig(advantage=Counted(7))
+    assert fresh.resume_values()["advantage"] == used.resume_values()["advantage"]
+    assert state_of(used) == {"advantage": {"count": 7}}
+    load_state(fresh, {**state_of(used), "loss": {"of": "a part without a state"}})
+    assert fresh.advantage.count == 7
+    assert state_of(RLConfig()) == {}
