@@ -4,6 +4,7 @@ from its beginning."""
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,20 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from support import ranks_work
 from support.ranks_work import group
 from support.split import as_launched, digest, share_of, train
-from support.training import metrics_of, rows, small_config, small_policy, small_trainer, toy_env
+from support.training import (
+    metrics_of,
+    rows,
+    run,
+    small_config,
+    small_policy,
+    small_trainer,
+    toy_env,
+)
 from verifiers.rollouts.transcript import Transcript
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm import old_logprobs
@@ -56,6 +66,49 @@ def ended(trainer: Any, **facts: Any) -> dict[str, Any]:
         "losses": [row["loss"] for row in lines],
         **facts,
     }
+
+
+# --- what a step exchanges -----------------------------------------------------------------------
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the calls of collectives, and the bytes that arrive by a ring, of large tensors."""
+
+    SHARES = {"_allgather_base_": 0, "_reduce_scatter_base_": 1, "allreduce_": 0}
+    """Collective of torch -> which of its arguments is whole."""
+
+    def __init__(self, least_bytes: int):
+        super().__init__()
+        self.least_bytes, self.calls, self.bytes = least_bytes, Counter(), Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().removeprefix("c10d::").split(".")[0]
+        if func.namespace == "c10d" and name in self.SHARES:
+            whole = args[self.SHARES[name]]
+            whole = whole[0] if isinstance(whole, (list, tuple)) else whole
+            if (size := whole.numel() * whole.element_size()) >= self.least_bytes:
+                self.calls[name] += 1
+                self.bytes[name] += size * (2 if name == "allreduce_" else 1) / 2  # of two ranks
+        return func(*args, **(kwargs or {}))
+
+
+def counted(folder: str, is_split: bool = True, **settings: Any) -> dict[str, Any]:
+    """What the second step exchanged: (calls, bytes, rows of a rank)."""
+    if is_split:
+        launched()
+    trainer = small_trainer(Path(folder), **settings, max_steps=2)
+    original, seen = trainer._backward, []
+
+    def backward(model: Any, step: Any) -> Any:
+        with Collectives(least_bytes=4096) as counting:
+            loss = original(model, step)
+        seen.append((dict(counting.calls), dict(counting.bytes), len(step.rows)))
+        return loss
+
+    trainer._backward = backward
+    run(trainer)
+    trainer.ranks.gather([0.0], "the end")
+    return {"seen": seen[1]}
 
 
 # --- text that nobody sampled, on one rank alone --------------------------------------------------

@@ -2,6 +2,7 @@
 torch."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -10,15 +11,20 @@ from click.testing import CliRunner
 
 from support.training import digits, metrics_of, run, small_trainer, toy_env
 from verifiers.errors import ConfigError
-from verifiers_trainer.cli import capacity
 from verifiers_trainer.cli.capacity import (
     SMOLLM2_SIZES,
     architecture,
     capacity_plan,
     plan_text,
     read_run,
+    remedies,
 )
-from verifiers_trainer.cli.throughput import StepTime, longest_excess
+from verifiers_trainer.cli.throughput import (
+    EMBEDDED_CACHE_CPU,
+    EMBEDDED_CACHE_SHARE,
+    StepTime,
+    cache_tokens,
+)
 from verifiers_trainer.cli.train import train_command
 from verifiers_trainer.engines.embedded import engine
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
@@ -65,7 +71,6 @@ def test_an_earlier_run_by_hand(earlier):
         "computed_tokens": 15.0,  # 60 tokens of four rollouts
         "train_tokens_per_s": 30.0,
         "sampled_tokens_per_s": 10.0,  # 80 tokens in 8 s of waiting
-        "sampled_batch": 4.0,
         "sync_s": 0.5,
         "other_s": 1.5,  # of 8 s: 4 waiting, 2 training, 0.5 of weights
     }
@@ -99,7 +104,6 @@ def test_what_was_generated_and_not_trained_is_counted_once(tmp_path):
     numbers = read_run(tmp_path)
     assert numbers["surplus"] == (20 + 4 + 8) / 16
     assert numbers["trained"] == 7 / 16
-    assert (numbers["sampled_batch"], numbers["sampled_off_policy"]) == (16, 1)
     assert numbers["completion_tokens"] == 40 / 20
     assert numbers["sampled_tokens_per_s"] == 32 * 2 / 4
     # negative control: of a batch before, others are not this one's
@@ -125,10 +129,10 @@ def test_a_batch_of_several_steps_is_one_batch(tmp_path):
 
     write(tmp_path, [*steps(80), *steps(8)])
     numbers = read_run(tmp_path)
-    assert (numbers["surplus"], numbers["trained"], numbers["sampled_batch"]) == (2, 1, 8)
+    assert (numbers["surplus"], numbers["trained"]) == (2, 1)
     assert (numbers["sync_s"], numbers["sampled_tokens_per_s"]) == (4 * 0.5, 80 / 4)
     assert numbers["computed_tokens"] == 2 * 60 / 8  # of the first pass
-    assert numbers["length_spread"] == pytest.approx((20 / 5 - 1) / longest_excess(16))
+    assert numbers["longest_tokens"] == 20
 
 
 @pytest.mark.parametrize(
@@ -184,56 +188,32 @@ def test_surplus_and_share_are_those_of_the_rollouts_that_a_run_saved(tmp_path, 
     assert tokens / numbers["train_tokens_per_s"] == pytest.approx(trained_s / num_batches)
 
 
-def test_the_spread_of_lengths_is_that_of_the_earlier_run(earlier):
-    """Of 8 rollouts the longest has 12 tokens, the mean 5."""
+def test_the_longest_rollout_is_that_of_the_earlier_run(earlier):
     metrics = earlier / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     metrics.write_text("".join(json.dumps(row | {"tokens/longest": 12}) + "\n" for row in rows))
-    assert read_run(earlier)["length_spread"] == pytest.approx((12 / 5 - 1) / longest_excess(8))
-    alone = [*WORDS, "--trainer.args.max_off_policy_steps", "0", "--trainer.args.batch_size", "4"]
-    alone += ["--trainer.args.rollouts_per_example", "4"]
-    plan = capacity_plan(alone, run=str(earlier))
-    assert plan.inputs["length_spread"].origin == "measured"
-    assert "length_spread" in plan_text(plan)
-    ahead = [*alone, "--trainer.args.max_off_policy_steps", "1"]
-    equal = ["length_spread=0"]
-    assert capacity_plan(ahead).time.step_s > capacity_plan(ahead, overrides=equal).time.step_s
-    dropping = [
-        *ahead,
-        "--trainer.args.stale_policy",
-        "drop",
-        "--trainer.args.rollouts_per_example",
-        "2",
-    ]
-    # nobody waits for the longest
-    assert capacity_plan(dropping).time.step_s < capacity_plan(ahead).time.step_s
+    assert read_run(earlier)["longest_tokens"] == 12
+    alone = [*WORDS, "--trainer.args.max_off_policy_steps", "0", "--trainer.args.max_tokens", "900"]
+    lengths = ["completion_tokens=10"]
+    # assumed to be the bound on a turn
+    assert capacity_plan(alone).inputs["longest_tokens"].value == 900
+    shorter = capacity_plan(alone, overrides=[*lengths, "longest_tokens=10"])
+    assert capacity_plan(alone, overrides=lengths).time.step_s > shorter.time.step_s
 
 
-@pytest.mark.parametrize(("batch_size", "longest"), [(32, 414), (128, 554), (512, 695)])
-def test_a_tiny_model_is_limited_by_generation_whose_longest_rollout_is_waited_for(
-    batch_size, longest
-):
-    """As in docs/scale.md, where it was measured."""
-    words = [
-        *WORDS,
-        "--trainer.args.max_off_policy_steps",
-        "0",
-        "--trainer.args.batch_size",
-        str(batch_size),
-    ]
-    lengths = ["prompt_tokens=302", "completion_tokens=102", "surplus=1"]
+@pytest.mark.parametrize("batch_size", [32, 128, 512])
+def test_a_tiny_model_is_limited_by_generation_whose_longest_rollout_is_waited_for(batch_size):
+    """As in docs/reference/measured-plans.md, where it was measured."""
+    synchronous = ["--trainer.args.max_off_policy_steps", "0"]
+    words = [*WORDS, *synchronous, "--trainer.args.batch_size", str(batch_size)]
+    lengths = ["prompt_tokens=302", "completion_tokens=102", "surplus=1", "longest_tokens=600"]
     plan = capacity_plan(words, overrides=lengths)
     assert plan.time.bottleneck == "generation"
-    tokens, seconds = batch_size * 102, plan.time.generate_s
-    assert tokens / plan.time.concurrent == pytest.approx(longest, rel=0.01)  # decoding steps
-    equal = capacity_plan(words, overrides=[*lengths, "length_spread=0"])
-    assert equal.time.generate_s < seconds
+    assert batch_size * 102 / plan.time.concurrent == pytest.approx(600)  # decoding steps
     # negative control
-    before = ["length_spread=0", "token_overhead_s=0", "decode_overhead_s=0.005"]
-    assert (
-        batch_size == 32
-        or capacity_plan(words, overrides=[*lengths, *before]).time.bottleneck == "training"
-    )
+    before = ["longest_tokens=0", "token_overhead_s=0", "decode_overhead_s=0.005"]
+    equal = capacity_plan(words, overrides=[*lengths, *before])
+    assert batch_size == 32 or equal.time.bottleneck == "training"
 
 
 def test_measured_before_setting_and_given_before_measured(earlier):
@@ -250,7 +230,7 @@ def test_measured_before_setting_and_given_before_measured(earlier):
     assert expected.items() <= origins.items()
     assert origins["flops"] == "data sheet"
     assert plan.inputs["completion_tokens"].value == 7
-    assert plan.placement.samplers == 3
+    assert plan.run.samplers == 3
 
 
 def test_an_earlier_run_is_recommended_where_none_is_given(earlier):
@@ -273,8 +253,7 @@ def test_the_prediction_of_the_run_itself_is_its_step(earlier):
     assert itself.train_s == pytest.approx(4 * 15 / 30)
     assert itself.step_s == pytest.approx(4 + 2 + 0.5 + 1.5)
     assert of_batch(16).train_s == pytest.approx(4 * itself.train_s)
-    # more decode at a time
-    assert itself.generate_s < of_batch(16).generate_s < 4 * itself.generate_s
+    assert of_batch(16).generate_s == pytest.approx(4 * itself.generate_s)
 
 
 def test_the_builtin_models_have_these_sizes():
@@ -285,13 +264,15 @@ def test_the_builtin_models_have_these_sizes():
 
 
 def test_the_cache_of_the_embedded_engine_is_bounded_as_in_the_engine():
-    bounds = capacity.EMBEDDED_CACHE_SHARE, capacity.EMBEDDED_CACHE_CPU
+    bounds = EMBEDDED_CACHE_SHARE, EMBEDDED_CACHE_CPU
     assert bounds == (engine._ACCELERATOR_KV_SHARE, engine._CPU_KV_BYTES)
-    assert capacity_plan(WORDS).placement.cache_bytes == engine._CPU_KV_BYTES
+    on_cpu = capacity_plan(WORDS).run
+    assert cache_tokens(on_cpu) * 4 * on_cpu.model.kv_numbers == EMBEDDED_CACHE_CPU
     plan = capacity_plan(WORDS, "H100", overrides=["samplers=0"])
     held = sum(plan.memory["trainer"][part] for part in ("weights", "gradients", "optimizer"))
     assert held > 0
-    assert plan.placement.cache_bytes == 0.3 * (80e9 - held)
+    cached = cache_tokens(plan.run) * 2 * plan.run.model.kv_numbers
+    assert cached == pytest.approx(EMBEDDED_CACHE_SHARE * (80e9 - held))
 
 
 def test_the_sizes_of_a_folder_are_read_from_its_config(tmp_path):
@@ -313,6 +294,7 @@ def test_the_sizes_of_a_folder_are_read_from_its_config(tmp_path):
         ({"device": "8xH100"}, "--plan-on 'H100' --plan-with trainers=8"),
         ({"device": "2x RTX 4090"}, "--plan-on 'RTX 4090' --plan-with trainers=2"),
         ({"overrides": ["env_z=1"]}, "no input 'env_z', did you mean \"env_s\"?"),
+        ({"overrides": ["length_spread=0"]}, "length_spread is no input any more: longest_tokens"),
         ({"overrides": ["env_s=soon"]}, "'soon' is not a number"),
         ({"overrides": ["surplus=0"]}, "surplus must be at least"),
         ({"overrides": ["trainers=3"]}, "not divisible by the 3 trainers"),
@@ -332,8 +314,8 @@ def test_settings_change_what_they_should():
     assert step("--trainer.args.beta", "0.1") > step()
     assert step("--trainer.args.recipe", "clipped_updates") > step()
     twice = capacity_plan([*WORDS, "--trainer.args.recipe", "clipped_updates"])
-    assert twice.training.steps_per_batch == 8
-    assert twice.training.passes == 2
+    assert twice.run.steps_per_batch == 8
+    assert twice.run.values["num_iterations"] == 2
 
 
 def test_the_command_prints_a_table_and_names_the_bottleneck(tmp_path, monkeypatch):
@@ -350,14 +332,122 @@ def test_the_command_prints_a_table_and_names_the_bottleneck(tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
     as_json = CliRunner().invoke(train_command, [*WORDS, "--plan", "--json"])
     assert json.loads(as_json.stdout)["plan"]["bottleneck"] == "generation"
-    huge = CliRunner().invoke(train_command, [*WORDS, "--plan", "--plan-with", "memory=1e6"])
-    assert "DOES NOT FIT" in huge.stdout
     embedded = CliRunner().invoke(
         train_command, [*WORDS, "--plan", "--plan-on", "A100", "--engine", "embedded"]
     )
     assert "the first one also for inference" in embedded.stdout
     alone = CliRunner().invoke(train_command, [*WORDS, "--plan-on", "A100"])
     assert (alone.exit_code, "need --plan" in alone.stderr) == (2, True)
+
+
+# --- what does not fit ----------------------------------------------------------------------------
+
+SEVEN_BILLION = {
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "vocab_size": 32000, "model_type": "llama",
+}  # fmt: skip
+
+
+@pytest.fixture
+def seven_billion(tmp_path):
+    """The words of an adapter run of a 7B model."""
+    folder = tmp_path / "7b"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SEVEN_BILLION))
+    return ["--model", str(folder), "--env.id", "reverse-text", "--plan"]
+
+
+def in_gigabytes(plan) -> list[float]:
+    return [sum(parts.values()) / 1e9 for parts in plan.memory.values()]
+
+
+def test_an_adapter_run_of_a_7b_model_does_not_fit_a_card_of_24_gb_at_long_rollouts(seven_billion):
+    """Before, a row of 1,024 tokens was counted, whatever ``max_seq_len`` allows."""
+    words, sizes = seven_billion[:-1], {}
+    checkpointed = [*words, "--trainer.args.gradient_checkpointing", "true"]
+    for max_seq_len in (1024, 4096, 32768):
+        longer = [*checkpointed, "--trainer.args.max_seq_len", str(max_seq_len)]
+        plan = capacity_plan(longer, "RTX 4090")
+        sizes[max_seq_len] = in_gigabytes(plan)[0]
+        assert plan.fits == (max_seq_len < 32768)
+    assert sizes[1024] < sizes[4096] < sizes[32768] / 2
+    whole = capacity_plan([*words, "--trainer.args.max_seq_len", "4096"], "RTX 4090")
+    assert not whole.fits, "without checkpointing"
+
+
+@pytest.mark.parametrize(
+    ("words", "device", "expected"),
+    [
+        ("--trainer.args.max_seq_len 4096", "RTX 4090", {"gradient_checkpointing = true"}),
+        ("--trainer.args.use_lora false", "H100", {"use_lora = true", "FSDP2", "--plan-on 'B200'"}),
+        (
+            "--trainer.args.max_seq_len 32768 --trainer.args.gradient_checkpointing true",
+            "RTX 4090",
+            {"max_seq_len = "},
+        ),
+        (
+            "--trainer.args.use_lora false --trainer.args.max_seq_len 8192",
+            "RTX 4090",
+            {"gradient_checkpointing = true and use_lora = true"},
+        ),
+    ],
+)
+def test_what_does_not_fit_exits_3_and_names_what_would_with_its_figure(
+    seven_billion, words, device, expected
+):
+    words = [*seven_billion, *words.split(), "--plan-on", device]
+    result = CliRunner().invoke(train_command, words)
+    assert result.exit_code == 3
+    assert "DOES NOT FIT" in result.stdout
+    as_json = json.loads(CliRunner().invoke(train_command, [*words, "--json"]).stdout)
+    remedies = as_json["plan"]["remedies"]
+    assert not as_json["plan"]["fits"]
+    for part in expected:
+        assert any(part in remedy for remedy in remedies), remedies
+    for remedy in remedies:
+        assert f"  {remedy}" in result.stdout
+        assert re.search(r": [\d.]+ GB$", remedy)
+
+
+def test_a_remedy_that_is_named_fits_when_it_is_set(seven_billion):
+    words = [*seven_billion[:-1], "--trainer.args.max_seq_len", "4096"]
+    plan = capacity_plan(words, "RTX 4090")
+    assert not plan.fits
+    named = dict(remedy.split(": ") for remedy in remedies(plan.run))
+    flags = ["--trainer.args.gradient_checkpointing", "true"]
+    size = max(in_gigabytes(capacity_plan([*words, *flags], "RTX 4090")))
+    assert named["gradient_checkpointing = true"] == f"{size:.0f} GB"
+
+
+def test_where_nothing_helps_the_plan_says_so(seven_billion):
+    words = [*seven_billion, "--plan-with", "memory=1e9"]
+    result = CliRunner().invoke(train_command, words)
+    assert result.exit_code == 3
+    assert "no setting: choose a smaller model or a larger device" in result.stdout
+
+
+def test_vllm_and_the_trainer_on_one_card_are_planned(seven_billion):
+    shared = [*seven_billion, "--plan-on", "H100", "--plan-with", "shared=1"]
+    shared += ["--trainer.args.max_seq_len", "1024"]
+    result = CliRunner().invoke(train_command, shared)
+    assert result.exit_code == 0, result.output
+    assert "40% of the first one's memory for vLLM" in result.stdout
+    assert "vLLM 32 GB" in result.stdout
+    assert "by lora_dir" in result.stdout
+    greedy = [*shared, "--inference.args.gpu_memory_utilization", "0.8"]
+    result = CliRunner().invoke(train_command, greedy)
+    assert result.exit_code == 3
+    assert "inference.args.gpu_memory_utilization = 0.6" in result.stdout
+    assert "inference.gpus = 1 for vLLM" in result.stdout
+
+
+def test_flash_attention_is_read_from_the_settings():
+    attention = ["--trainer.args.model_init_kwargs.attn_implementation", "flash_attention_2"]
+    words = [*WORDS, *attention]
+    plan = capacity_plan(words, "H100")
+    assert plan.inputs["flash"].origin == "setting"
+    assert plan.run.longest_row == 8 * 2048
+    assert capacity_plan(WORDS, "H100").run.longest_row == 2048
 
 
 def test_it_loads_neither_torch_nor_transformers():

@@ -1,12 +1,18 @@
 """A trainer whose model is split over two processes, used in every way that a trainer of one
 process is."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from support import split, split_runs
 from support.ranks import on_ranks, results
+from support.training import small_policy
 from support.training_child import child_context
+from verifiers_trainer.cli.throughput import PlannedRun, exchange
+from verifiers_trainer.policy.sizes import Architecture
+from verifiers_trainer.settings.fields import Settings
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +57,32 @@ def test_where_each_rank_decides_alone_on_the_pass_of_the_batchs_policy_they_wai
     said = [rank.result[1] for rank in ended if rank.exit_code == 1]
     assert len(said) == 2
     assert any("lost the other processes" in text for text in said)
+
+
+# --- what a step exchanges ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("use_lora", "shards"), [(False, True), (True, True), (False, False)], ids=str
+)
+def test_two_processes_exchange_what_vf_train_plans(on, use_lora, shards):
+    """Measured: calls and bytes of the collectives of a step on two packed rows each."""
+    settings = {"use_lora": use_lora, "batch_size": 16, "micro_batch_tokens": 64}
+    first, second = results(on(split_runs.counted, is_split=shards, **settings))
+    assert first["seen"] == second["seen"]
+    calls, moved, rows = first["seen"]
+    assert rows == 2
+    model = Architecture.of(small_policy().config.to_dict())
+    per_rollout = rows * 64 * 2 / 16
+    inputs = {"trainers": 2, "shards": shards, "trained": 1, "computed_tokens": per_rollout}
+    inputs |= {"prompt_tokens": 0, "completion_tokens": 0, "flash": 0}
+    values = dataclasses.asdict(Settings()) | settings
+    planned = exchange(PlannedRun(model, values, inputs, {}, is_accelerator=False))
+    reduce = "_reduce_scatter_base_" if shards else "allreduce_"
+    assert calls.get("_allgather_base_", 0) == planned.gathers
+    assert calls[reduce] == planned.reductions == (1 if not shards else 2 if use_lora else 4)
+    assert moved.get("_allgather_base_", 0) == pytest.approx(planned.gathered, rel=0.01)
+    assert moved[reduce] == pytest.approx(planned.reduced, rel=0.01)
 
 
 # --- finished rollouts ----------------------------------------------------------------------------

@@ -118,21 +118,6 @@ def sample_spans(row: PackedRow) -> list[tuple[int, int, int]]:
     return [(int(sample), *span) for sample, span in zip(row.sample_indices, spans, strict=True)]
 
 
-def row_bytes(tokens: int, layers: int, width: int, number: int, checkpointing: bool) -> float:
-    """Bytes of the activations of a row's layers, with numbers of ``number`` bytes.
-
-    Source: Korthikanti et al., "Reducing activation recomputation in large transformer models",
-    arXiv 2205.05198, equation 1: 34 x width bytes per token and layer in 16 bits, without the
-    matrix of attention scores.
-
-    >>> row_bytes(1000, 24, 2048, 2, False) / 1e9, row_bytes(1000, 24, 2048, 2, True) / 1e9
-    (1.671168, 0.167936)
-    """
-    of_a_layer = 34 * width * (number / 2)
-    stored = layers * (width * number if checkpointing else of_a_layer)
-    return tokens * (stored + (of_a_layer if checkpointing else 0.0))
-
-
 def forward_arguments(
     row: Mapping[str, torch.Tensor], packed: PackedRow | None = None
 ) -> dict[str, torch.Tensor]:

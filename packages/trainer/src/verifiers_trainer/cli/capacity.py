@@ -2,12 +2,13 @@
 without torch.
 
 Every input has an origin: a setting, the model, a data sheet, an earlier run, a value that the
-caller gives, or an assumption. ``throughput`` has the arithmetic.
+caller gives, or an assumption. ``throughput`` has the arithmetic of time and memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
 import math
 import os
@@ -21,26 +22,21 @@ from verifiers.cli.common.reader import raise_together
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import read_json
 from verifiers.runtime.suggest import closest
-from verifiers_trainer.algorithm.batch import ROW_TOKENS, ROW_TOKENS_CPU
 from verifiers_trainer.cli.settings import TrainSettings, read_settings
 from verifiers_trainer.cli.sources import read_words
 from verifiers_trainer.cli.throughput import (
-    Architecture,
-    DeviceSpeed,
-    MeasuredSpeed,
-    Placement,
+    USABLE,
     PlannedRun,
     StepTime,
-    Training,
-    Workload,
     best_split,
-    longest_excess,
-    sampler_memory,
+    exchange,
+    memory,
     step_time,
-    trainer_memory,
+    sync_bytes,
 )
 from verifiers_trainer.distributed.devices import DATA_SHEETS, sheet_of
 from verifiers_trainer.policy import builtin_models
+from verifiers_trainer.policy.sizes import Architecture
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 from verifiers_trainer.settings import recipes
 from verifiers_trainer.settings.fields import Settings, field_names
@@ -48,15 +44,12 @@ from verifiers_trainer.settings.fields import Settings, field_names
 CPU = "cpu"
 CPU_LAYER_S, CPU_TOKEN_S = 1.7e-4, 1.5e-4
 """Overhead of a decoding step for each layer, and of a sampled token, on a CPU: measured, see
-docs/scale.md."""
+docs/reference/measured-plans.md."""
 SMOLLM2_SIZES = Architecture(30, 576, 1536, 9, 3, 64, 49152)
-EMBEDDED_CACHE_SHARE, EMBEDDED_CACHE_CPU = 0.3, 2 * 2**30
-"""The embedded engine's cache: a share of the memory that training leaves on an accelerator, bytes
-on a CPU."""
 MEANINGS = {
     "prompt_tokens": "tokens of a rollout's prompt",
     "completion_tokens": "sampled tokens of a rollout, over all turns",
-    "length_spread": "of completions: 0 = of equal length, 1 = may end at every token",
+    "longest_tokens": "sampled tokens of a batch's longest rollout",
     "env_s": "seconds in which a rollout waits for its environment",
     "surplus": "rollouts generated for each of batch_size, dropped ones included",
     "trained": "share of batch_size that is trained",
@@ -69,21 +62,28 @@ MEANINGS = {
     "decode_overhead_s": "seconds of a decoding step beside reading",
     "token_overhead_s": "seconds of a sampled token beside its operations",
     "row_overhead_s": "least seconds of a packed row",
-    "link_bytes_per_s": "of a device to the other trainers",
-    "sync_bytes_per_s": "of weights to the servers",
+    "flash": "1: FlashAttention, so that rows hold micro_batch_size x max_seq_len",
+    "link_bytes_per_s": "of a device to the other trainers, and to the servers over NCCL",
+    "call_s": "seconds of a collective beside its bytes",
+    "sync_bytes_per_s": "of weights that pass through files",
     "train_tokens_per_s": "computed tokens of one trainer process",
     "sampled_tokens_per_s": "of one inference device",
-    "sampled_batch": "batch_size at that speed",
-    "sampled_off_policy": "batches that generation was ahead at that speed",
     "sync_s": "seconds in which a batch's weights are pushed",
     "other_s": "seconds of a step that are none of the above",
     "trainers": "processes that train",
-    "samplers": "inference devices; 0: the first trainer's",
+    "samplers": "inference devices; 0: the embedded engine on the first trainer's",
+    "shared": "1: vLLM serves on the trainer's device",
     "run_trainers": "processes that trained the earlier run",
     "run_samplers": "inference devices of the earlier run",
-    "shards": "1: weights and optimizer are divided among the trainers",
+    "shards": "1: weights and optimizer are divided among the trainers (FSDP2, ZeRO-3)",
 }
 """Names of ``--plan-with``."""
+FORMER = {
+    "length_spread": "longest_tokens says how long a batch's longest rollout is",
+    "sampled_batch": "a measured speed is that of every batch size",
+    "sampled_off_policy": "a measured speed is that of every lag",
+}
+"""Names that ``--plan-with`` had -> what replaced them."""
 MEASURED, ASSUMED = "measured", "assumed"
 
 
@@ -101,31 +101,36 @@ class CapacityPlan:
 
     settings: TrainSettings
     device: str
-    model: Architecture
     inputs: Mapping[str, PlanInput]
-    training: Training
-    placement: Placement
-    time: StepTime
-    memory: Mapping[str, Mapping[str, float]]
-    """Bytes: device -> what holds them."""
-    best: tuple[Placement, StepTime]
-    """Division of the same devices with the shortest step."""
-    max_steps: int
+    run: PlannedRun
+
+    @property
+    def time(self) -> StepTime:
+        return step_time(self.run)
+
+    @property
+    def memory(self) -> dict[str, dict[str, float]]:
+        """Bytes: device -> what holds them."""
+        return memory(self.run)
+
+    @property
+    def fits(self) -> bool:
+        return fits(self.run)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object of ``--json``."""
+        run, time, fastest = self.run, dataclasses.asdict(self.time), best_split(self.run)
+        parts = ("step_s", "generate_s", "train_s", "sync_s", "bottleneck")
         return {
-            "inputs": {
-                name: {"value": item.value, "origin": item.origin}
-                for name, item in self.inputs.items()
-            },
-            "step_s": self.time.step_s,
-            "generate_s": self.time.generate_s,
-            "train_s": self.time.train_s,
-            "sync_s": self.time.sync_s,
-            "bottleneck": self.time.bottleneck,
-            "memory": {side: dict(parts) for side, parts in self.memory.items()},
-            "fastest": {"trainers": self.best[0].trainers, "samplers": self.best[0].samplers},
+            "inputs": {name: dataclasses.asdict(item) for name, item in self.inputs.items()},
+            **{name: time[name] for name in parts},
+            "sync": {"method": run.sync, "bytes": sync_bytes(run)},
+            "exchange": dataclasses.asdict(exchange(run)),
+            "longest_row": run.longest_row,
+            "memory": self.memory,
+            "fits": self.fits,
+            "remedies": [] if self.fits else remedies(run),
+            "fastest": {"trainers": fastest.trainers, "samplers": fastest.samplers},
         }
 
 
@@ -144,76 +149,96 @@ def capacity_plan(
     assignments, problems = read_words(words)
     settings, more = read_settings(assignments)
     raise_together([*problems, *more])
-    values = _values(settings)
-    device = device or CPU
+    values, device = _values(settings), device or CPU
     model = architecture(settings.model)
     inputs = _inputs(settings, values, model, device, run, overrides)
-    number = {name: item.value for name, item in inputs.items()}
-    plan_values = {
-        field.name: number[field.name]
-        for field in dataclasses.fields(DeviceSpeed)
-        if field.name in number
-    }
-    speed = DeviceSpeed(**plan_values, is_accelerator=device != CPU)
-    work = Workload(
-        batch_size=values["batch_size"],
-        group_size=values["rollouts_per_example"],
-        prompt_tokens=number["prompt_tokens"],
-        completion_tokens=number["completion_tokens"],
-        env_s=number["env_s"],
-        surplus=number["surplus"],
-        trained=number["trained"],
-        shares_prompts=values["packing"] and values["share_prompts"],
-        computed_tokens=number.get("computed_tokens"),
-        length_spread=number["length_spread"],
-        most_tokens=_most_tokens(values, number["completion_tokens"]),
-    )
-    steps_per_batch = values["updates_per_batch"] * values["num_iterations"]
-    bound = ROW_TOKENS if speed.is_accelerator else ROW_TOKENS_CPU
-    training = Training(
-        rank=values["lora_rank"] if values["use_lora"] else None,
-        checkpointing=bool(values.get("gradient_checkpointing")),
-        extra_forwards=bool(values["beta"])
-        + (values["anchor"] == "recomputed" or steps_per_batch > 1),
-        row_tokens=values["micro_batch_tokens"]
-        or min(bound, values["micro_batch_size"] * values["max_seq_len"]),
-        passes=values["num_iterations"],
-        steps_per_batch=steps_per_batch,
-    )
-    placement = Placement(
-        trainers=int(number["trainers"]),
-        samplers=int(number["samplers"]),
-        off_policy=values["max_off_policy_steps"],
-        waits=values["stale_policy"] == "wait",
-        in_flight=values["max_concurrent"],
-        shards=bool(number["shards"]),
-        link_bytes_per_s=number["link_bytes_per_s"],
-        sync_bytes_per_s=number["sync_bytes_per_s"],
-    )
-    if work.batch_size % placement.trainers:
+    numbers = {name: item.value for name, item in inputs.items()}
+    planned = PlannedRun(model, values, numbers, settings.server_args, device != CPU)
+    if values["batch_size"] % planned.trainers:
         raise ConfigError(
-            f"batch_size {work.batch_size} is not divisible by the {placement.trainers} trainers"
+            f"batch_size {values['batch_size']} is not divisible by the {planned.trainers} trainers"
         )
-    measured = MeasuredSpeed(
-        number.get("train_tokens_per_s"), number.get("sampled_tokens_per_s"), number.get("sampled_batch"),
-        number.get("sampled_off_policy"), number.get("sync_s"), number.get("other_s", 0.0),
-    )  # fmt: skip
-    memory = {"trainer": trainer_memory(model, speed, training, placement)}
-    if not placement.samplers:
-        held = sum(memory["trainer"][name] for name in ("weights", "gradients", "optimizer"))
-        share = EMBEDDED_CACHE_SHARE * max(0.0, speed.memory - held)
-        cache_bytes = share if speed.is_accelerator else EMBEDDED_CACHE_CPU
-        placement = dataclasses.replace(placement, cache_bytes=cache_bytes)
-    sampler = sampler_memory(model, speed, work, placement)
-    if placement.samplers:
-        memory["inference"] = sampler
-    else:
-        memory["trainer"]["key/value cache"] = sampler["key/value cache"]
-    planned = PlannedRun(model, speed, work, training, placement, measured)
-    return CapacityPlan(
-        settings, device, model, inputs, training, placement, step_time(planned), memory, best_split(planned),
-        values["max_steps"],
-    )  # fmt: skip
+    return CapacityPlan(settings, device, inputs, planned)
+
+
+# --- what would fit -------------------------------------------------------------------------------
+
+
+def fullest(run: PlannedRun) -> float:
+    """Bytes on the fullest device."""
+    return max(sum(parts.values()) for parts in memory(run).values())
+
+
+def fits(run: PlannedRun) -> bool:
+    return fullest(run) <= USABLE * run.inputs["memory"]
+
+
+def remedies(run: PlannedRun) -> list[str]:
+    """Changes with which the run fits, each with the bytes that the fullest device then holds:
+    those that suffice alone, else settings together; empty where even these do not."""
+    changes = _changes(run)
+    alone = [next((pair for pair in kind if fits(pair[1])), None) for kind in changes]
+    if any(alone):
+        return [f"{pair[0]}: {_gigabytes(fullest(pair[1]))}" for pair in alone if pair]
+    names: list[str] = []
+    for number in range(NUM_SETTINGS):
+        for name, changed in _changes(run)[number]:
+            if not fits(run) and fullest(changed) < fullest(run):
+                names, run = [*(n for n in names if n[:9] != name[:9]), name], changed
+    return [f"{' and '.join(names)}: {_gigabytes(fullest(run))}"] if fits(run) else []
+
+
+NUM_SETTINGS = 5
+"""Kinds of ``_changes`` that are settings, in the order in which they cost least."""
+
+
+def _changes(run: PlannedRun) -> list[list[tuple[str, PlannedRun]]]:
+    """(what is changed, the run with it) of every kind, in the order in which they are tried."""
+
+    def with_setting(name: str, *values: object) -> list[tuple[str, PlannedRun]]:
+        return [
+            (
+                f"{name} = {str(value).lower()}",
+                dataclasses.replace(run, values={**run.values, name: value}),
+            )
+            for value in values
+        ]
+
+    def with_flag(name: str, *values: float) -> list[tuple[str, PlannedRun]]:
+        return [
+            (
+                f"inference.args.{name} = {value}",
+                dataclasses.replace(run, server={**run.server, name: value}),
+            )
+            for value in values
+        ]
+
+    def with_inputs(name: str, **values: float) -> tuple[str, PlannedRun]:
+        return name, dataclasses.replace(run, inputs={**run.inputs, **values})
+
+    longest, trainers = run.values["max_seq_len"], run.trainers
+    changes = [
+        with_setting("gradient_checkpointing", True),
+        with_setting("micro_batch_tokens", run.longest_rollout),
+        with_setting("beta", *[0.0] * run.has_reference_copy),
+        with_setting("use_lora", True),
+        with_setting("max_seq_len", *(longest // 2**k for k in range(1, 9) if longest >> k >= 256)),
+    ]
+    if not run.is_accelerator:
+        return changes
+    counts = [n for n in (2, 4, 8, 16, 32) if n > trainers and not run.values["batch_size"] % n]
+    sharded = "trainer.gpus = {} with FSDP2 (configs/fsdp2.yaml)"
+    changes.append([with_inputs(sharded.format(n), shards=1, trainers=n) for n in counts])
+    if run.server_share or not run.samplers:
+        changes.append([with_inputs("inference.gpus = 1 for vLLM", shared=0, samplers=1)])
+    if run.server_share:
+        shares = [n / 10 for n in range(9, 0, -1) if n / 10 < run.server_share]
+        changes.append(with_flag("gpu_memory_utilization", *shares))
+    elif run.samplers:
+        changes.append(with_flag("tensor_parallel_size", 2, 4, 8))
+    sheets = sorted(DATA_SHEETS.items(), key=lambda item: item[1].memory)
+    changes.append([with_inputs(f"--plan-on {n!r}", memory=sheet.memory) for n, sheet in sheets])
+    return changes
 
 
 # --- inputs ---------------------------------------------------------------------------------------
@@ -247,6 +272,8 @@ def _inputs(
         name: PlanInput(value, origin)
         for name, (value, origin) in _of_device(device, model).items()
     }
+    if device != CPU and (flash := _has_flash(values)) is not None:
+        inputs["flash"] = PlanInput(*flash)
     for side, name in (("trainer", "trainers"), ("inference", "samplers")):
         if side in settings.gpus and device != CPU:
             inputs[name] = PlanInput(settings.gpus[side], "setting")
@@ -263,12 +290,22 @@ def _inputs(
     return inputs | overridden
 
 
+def _has_flash(values: Mapping[str, Any]) -> tuple[bool, str] | None:
+    """Whether attention will be FlashAttention: as set, else as the trainer chooses where it is
+    installed."""
+    if attention := (values["model_init_kwargs"] or {}).get("attn_implementation"):
+        return "flash" in attention, "setting"
+    if any(map(importlib.util.find_spec, ("flash_attn", "flash_attn_interface"))):
+        return True, "machine"
+    return None
+
+
 SIDES = ("trainers", "samplers")
 OVERHEADS = ("decode_overhead_s", "token_overhead_s", "row_overhead_s")
 
 
-def _bounds(values: Mapping[str, Any]) -> tuple[float, float, float]:
-    """(assumed tokens of a prompt, most sampled tokens of a turn, of a rollout)."""
+def _bounds(values: Mapping[str, Any]) -> tuple[float, float]:
+    """(assumed tokens of a prompt, most sampled tokens of a turn)."""
     longest = values["max_seq_len"]
     prompt = min(values["max_prompt_len"] or longest, longest / 4)
     turn = min(
@@ -276,35 +313,32 @@ def _bounds(values: Mapping[str, Any]) -> tuple[float, float, float]:
         for bound in (values["max_tokens"], values["max_completion_len"], longest - prompt)
         if bound
     )
-    return prompt, turn, longest - prompt
-
-
-def _most_tokens(values: Mapping[str, Any], completion_tokens: float) -> float:
-    """At which a rollout is cut off: the bound on a turn, where one turn may hold the mean of a
-    rollout."""
-    _, turn, rollout = _bounds(values)
-    return turn if completion_tokens <= turn else rollout
+    return prompt, turn
 
 
 def _assumed(values: Mapping[str, Any]) -> dict[str, float]:
-    prompt, turn, _ = _bounds(values)
+    prompt, turn = _bounds(values)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": turn / 2,
-        "length_spread": 1.0,
+        "longest_tokens": turn,
         "env_s": 0.0,
         "surplus": 1.5 if values["zero_variance"] == "drop" else 1.0,
         "trained": 1.0,
-        **_defaults(DeviceSpeed, "utilisation", "bandwidth_share", *OVERHEADS),
-        **_defaults(Placement, "link_bytes_per_s", "sync_bytes_per_s"),
+        "utilisation": 0.35,
+        "bandwidth_share": 0.6,
+        "decode_overhead_s": 0.005,
+        "token_overhead_s": 0.0,
+        "row_overhead_s": 0.03,
+        "link_bytes_per_s": 100e9,
+        "call_s": 5e-5,
+        "sync_bytes_per_s": 1e9,
         "trainers": 1,
         "samplers": 0,
         "shards": 0,
+        "shared": 0,
+        "flash": 0,
     }
-
-
-def _defaults(kind: type[DeviceSpeed] | type[Placement], *names: str) -> dict[str, float]:
-    return {field.name: field.default for field in dataclasses.fields(kind) if field.name in names}  # type: ignore[misc]
 
 
 def _of_device(name: str, model: Architecture) -> dict[str, tuple[float, str]]:
@@ -343,6 +377,8 @@ def _overrides(words: Sequence[str]) -> dict[str, float]:
     numbers = {}
     for word in words:
         name, _, text = word.partition("=")
+        if name in FORMER:
+            raise ConfigError(f"--plan-with: {name} is no input any more: {FORMER[name]}")
         if name not in MEANINGS:
             raise ConfigError(
                 f"--plan-with: there is no input {name!r}{closest(name, MEANINGS)}:"
@@ -360,7 +396,7 @@ def _overrides(words: Sequence[str]) -> dict[str, float]:
 
 ZERO_ALLOWED = frozenset(
     [
-        *"length_spread env_s samplers run_samplers shards sync_s other_s prompt_tokens".split(),
+        *"env_s samplers run_samplers shards shared flash sync_s call_s other_s prompt_tokens longest_tokens".split(),
         *OVERHEADS,
     ]
 )
@@ -407,18 +443,13 @@ def read_run(folder: Path, trainers: int = 1, samplers: int = 0) -> dict[str, fl
         "sync_s": sync / count,
         "other_s": max(0.0, step - wait - train - sync) / count,
     }
-    longest = (
-        sum(max(row.get("tokens/longest") or 0.0 for row in batch.first_pass) for batch in batches)
-        / count
+    longest = sum(
+        max(row.get("tokens/longest") or 0.0 for row in batch.first_pass) for batch in batches
     )
-    if longest and (excess := longest_excess(listed / count)):
-        numbers["length_spread"] = max(0.0, longest / completion - 1) / excess
+    if longest:
+        numbers["longest_tokens"] = longest / count
     if sampled_s > 0:
         numbers["sampled_tokens_per_s"] = generated * completion / sampled_s / max(1, samplers)
-        numbers["sampled_batch"] = size / count
-        ages = [age for row in steps if (age := row.get("staleness/max")) is not None]
-        if ages:
-            numbers["sampled_off_policy"] = max(ages)
     return numbers
 
 
@@ -516,7 +547,13 @@ def architecture(name: str) -> Architecture:
                           f"`hf download {name} config.json` fetches it")  # fmt: skip
     try:
         config = read_json(path)
-        return _sizes(config.get("text_config", config))
+        config = config.get("text_config", config)
+        for key in config:
+            if "num" in key and "experts" in key and config[key]:
+                raise ConfigError(
+                    f"--plan knows dense models alone, and this one has {key} = {config[key]}"
+                )
+        return Architecture.of(config)
     except (AttributeError, OSError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is no model's configuration: {error}") from error
     except KeyError as error:
@@ -535,84 +572,60 @@ def _cached(name: str) -> Path | None:
     return Path(hit) if isinstance(hit, str) else None
 
 
-def _sizes(config: Mapping[str, Any]) -> Architecture:
-    if experts := next(
-        (key for key in config if "num" in key and "experts" in key and config[key]), None
-    ):
-        raise ConfigError(
-            f"--plan knows dense models alone, and this one has {experts} = {config[experts]}"
-        )
-    heads, kind = config["num_attention_heads"], config.get("model_type", "")
-    return Architecture(
-        layers=config["num_hidden_layers"],
-        width=config["hidden_size"],
-        mlp_width=config["intermediate_size"],
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_width=config.get("head_dim") or config["hidden_size"] // heads,
-        vocabulary=config["vocab_size"],
-        tied=bool(config.get("tie_word_embeddings", False)),
-        qk_norm=kind.startswith("qwen3"),
-        qkv_bias=kind.startswith("qwen2"),
-    )
-
-
 # --- the table ------------------------------------------------------------------------------------
 
 
 def plan_text(plan: CapacityPlan) -> str:
     """Return the plan as the command prints it."""
+    run, time, moved = plan.run, plan.time, exchange(plan.run)
+    listed = {name: plan.inputs[name] for name in MEANINGS if name in plan.inputs}
+    for name in _unused(plan):
+        listed.pop(name, None)
+    together = f", {time.concurrent:.0f} rollouts decode together on a device"
+    calls = f"{moved.reductions} reductions" + f", {moved.gathers} gathers" * bool(moved.gathers)
+    between = f"{_gigabytes(moved.gathered + moved.reduced)} to each in {calls}"
+    pushed = f"{_gigabytes(sync_bytes(run))} by {run.sync}"
     lines = [
-        f"model        {plan.settings.model}: {_count(plan.model.parameters)} parameters",
+        f"model        {plan.settings.model}: {_count(run.model.parameters)} parameters",
         "",
         "INPUTS",
-    ]
-    listed_inputs = {
-        name: plan.inputs[name] for name in MEANINGS if name in plan.inputs.keys() - _unused(plan)
-    }
-    for name, item in listed_inputs.items():
-        lines.append(f"  {name:<21} {_number(item.value):>10}  {item.origin:<10}  {MEANINGS[name]}")
-    time, placement = plan.time, plan.placement
-    overlap = (
-        "at the same time" if placement.samplers and placement.off_policy else "one after the other"
-    )
-    where = f"{placement.samplers} for inference, {placement.trainers} for training" if placement.samplers else (
-        f"{placement.trainers}, the first one also for inference")  # fmt: skip
-    lines += [
+        *(
+            f"  {name:<21} {_number(item.value):>10}  {item.origin:<10}  {MEANINGS[name]}"
+            for name, item in listed.items()
+        ),
         "",
-        f"EXPECTED on {plan.device}, devices: {where}",
+        f"EXPECTED on {plan.device}, devices: {_devices(run)}",
         f"  generation   {_seconds(time.generate_s):>9}   {_count(time.sampled_tokens_per_s)}"
-        " sampled tokens/s"
-        + (
-            f", {time.concurrent:.0f} rollouts decode together on a device"
-            if time.concurrent
-            else ""
-        ),
-        (
-            f"  training     {_seconds(time.train_s):>9}   of it the exchange of gradients"
-            f" {_seconds(time.exchange_s)}"
-        ),
-        f"  weight sync  {_seconds(time.sync_s):>9}",
+        f" sampled tokens/s{together * bool(time.concurrent)}",
+        f"  training     {_seconds(time.train_s):>9}   of it the exchange between trainers"
+        f" {_seconds(time.exchange_s)}: {between}",
+        f"  weight sync  {_seconds(time.sync_s):>9}   {pushed * (run.sync != 'shared')}".rstrip(),
         f"  other        {_seconds(time.other_s):>9}",
-        f"  batch        {_seconds(time.step_s):>9}   generation and training {overlap}",
+        f"  batch        {_seconds(time.step_s):>9}   generation and training"
+        f" {'at the same time' if run.overlaps else 'one after the other'}",
     ]
-    batches = math.ceil(plan.max_steps / plan.training.steps_per_batch)
-    if plan.max_steps > 0:
+    batches = math.ceil(run.values["max_steps"] / run.steps_per_batch)
+    if batches > 0:
         lines.append(f"  run          {_seconds(time.step_s * batches):>9}   {batches} batches")
+    room = USABLE * run.inputs["memory"]
     for side, parts in plan.memory.items():
-        listed = ", ".join(f"{name} {_gigabytes(size)}" for name, size in parts.items())
-        fits = "" if sum(parts.values()) <= 0.9 * plan.inputs["memory"].value else "   DOES NOT FIT"
-        lines.append(
-            f"  memory of a device ({side}): {_gigabytes(sum(parts.values()))} ({listed}){fits}"
-        )
+        held = ", ".join(f"{name} {_gigabytes(size)}" for name, size in parts.items())
+        row = f", a row of {run.longest_row:,} tokens" * (side == "trainer")
+        total = sum(parts.values())
+        fault = "   DOES NOT FIT" * (total > room)
+        lines.append(f"  memory of a device ({side}{row}): {_gigabytes(total)} ({held}){fault}")
     lines += ["", f"bottleneck: {time.bottleneck}"]
-    split, best = plan.best
-    if placement.samplers and split != placement:
+    if not plan.fits:
+        limit = f"{_gigabytes(room)}, {USABLE:.0%} of a device"
+        changes = remedies(run) or ["no setting: choose a smaller model or a larger device"]
+        lines += ["", f"It would fit ({limit}) with", *(f"  {change}" for change in changes)]
+    best = best_split(run)
+    if run.samplers and best.trainers != run.trainers:
         lines.append(
-            f"faster with the same devices: {split.samplers} for inference and {split.trainers} for"
-            f" training, {_seconds(best.step_s)} a batch"
+            f"faster with the same devices: {best.samplers} for inference and {best.trainers} for"
+            f" training, {_seconds(step_time(best).step_s)} a batch"
         )
-    origins = [listed_input.origin for listed_input in listed_inputs.values()]
+    origins = [item.origin for item in listed.values()]
     if num_assumed := origins.count(ASSUMED):
         measures = "" if MEASURED in origins else "--plan-from RUN measures most of them, "
         lines.append(
@@ -621,29 +634,32 @@ def plan_text(plan: CapacityPlan) -> str:
     return "\n".join(lines)
 
 
+def _devices(run: PlannedRun) -> str:
+    if run.server_share:
+        return f"{run.trainers}, and {run.server_share:.0%} of the first one's memory for vLLM"
+    if run.samplers:
+        return f"{run.samplers} for inference, {run.trainers} for training"
+    return f"{run.trainers}, the first one also for inference"
+
+
 def _unused(plan: CapacityPlan) -> set[str]:
     """Inputs that do not enter this plan, since others replace them."""
-    unused = {"run_trainers", "run_samplers"}
-    is_measured = {
-        name: name in plan.inputs
-        for name in ("train_tokens_per_s", "sampled_tokens_per_s", "sync_s")
+    run, x = plan.run, plan.run.inputs
+    decoding = {"env_s", "bandwidth_share", "longest_tokens", *OVERHEADS[:2]}
+    is_measured = {"train_tokens_per_s", "sampled_tokens_per_s"} <= x.keys()
+    is_single = run.trainers == 1
+    unused = {
+        "run_trainers run_samplers": True,
+        " ".join(decoding): "sampled_tokens_per_s" in x,
+        "row_overhead_s": "train_tokens_per_s" in x,
+        "flops bytes_per_s utilisation": is_measured,
+        "sync_bytes_per_s": "sync_s" in x or run.sync not in ("lora_dir", "reload"),
+        "call_s shards": is_single,
+        "link_bytes_per_s": is_single and run.sync != "nccl",
+        "token_overhead_s": run.is_accelerator and not x["token_overhead_s"],
+        "flash shared": not run.is_accelerator,
     }
-    is_fixed = is_measured["sampled_tokens_per_s"] and "sampled_batch" not in plan.inputs
-    if is_fixed:
-        unused |= {"env_s", "bandwidth_share", "decode_overhead_s", "token_overhead_s"}
-    if is_measured["train_tokens_per_s"]:
-        unused |= {"row_overhead_s"}
-    if is_measured["train_tokens_per_s"] and is_fixed:
-        unused |= {"flops", "bytes_per_s", "utilisation"}
-    if is_measured["sync_s"] or not plan.placement.samplers:
-        unused |= {"sync_bytes_per_s"}
-    if plan.placement.trainers == 1:
-        unused |= {"link_bytes_per_s", "shards"}
-    if plan.device != CPU:
-        unused |= {"token_overhead_s"} - {
-            name for name, item in plan.inputs.items() if item.origin == "given"
-        }
-    return unused
+    return {name for names, is_unused in unused.items() if is_unused for name in names.split()}
 
 
 def _number(value: float) -> str:

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 import click
 
-from verifiers.cli.common.streams import EPILOG
+from verifiers.cli.common.streams import EPILOG, UNEXPECTED
 from verifiers.errors import ConfigError
 from verifiers.runtime.terminal import escape_control
 from verifiers_trainer.cli import ablation, capacity
@@ -251,7 +251,7 @@ def _show_plan(plan: capacity.CapacityPlan, result: dict[str, Any], as_json: boo
     result["plan"] = plan.to_dict()
     if not as_json:
         print(escape_control(capacity.plan_text(plan)))
-    return 0
+    return 0 if plan.fits else UNEXPECTED
 
 
 @click.command(

@@ -30,15 +30,11 @@ from transformers.utils import ModelOutput
 from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.packing import sent
 from verifiers_trainer.engines.embedded.model_inputs import keep_precision
+from verifiers_trainer.policy.sizes import CHUNK_TOKENS, CHUNK_TOKENS_CPU, STORED_LOGITS_BYTES
 
 if TYPE_CHECKING:
     from transformers.configuration_utils import PreTrainedConfig
     from transformers.modeling_utils import PreTrainedModel
-
-CHUNK_TOKENS, CHUNK_TOKENS_CPU = 1024, 256
-STORED_LOGITS_BYTES = 64 * 2**20
-"""Bytes of all logits of a row, as fp32, up to which they are stored for the backward pass and not
-recomputed."""
 
 _STATE = "_logprob_head"
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from verifiers.errors import RunError
-from verifiers_trainer.algorithm.packing import PackedRow, row_bytes, sample_spans
+from verifiers_trainer.algorithm.packing import PackedRow, sample_spans
+from verifiers_trainer.policy.preparation import has_packed_kernel
+from verifiers_trainer.policy.sizes import FLOAT32, HALF, Architecture, RowPass
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
@@ -27,14 +29,20 @@ def out_of_memory(
 ) -> RunError:
     """The error of a run whose device had too little memory for a step on ``rows``: in a sentence
     what was asked for, the setting to change, and its effect."""
-    text = model.config.get_text_config()
-    number = 2 if config.bf16 or config.fp16 or model.dtype.itemsize == 2 else 4
+    architecture = _architecture(model)
+    has_adapter = hasattr(model, "peft_config")
+    is_half = config.bf16 or config.fp16 or model.dtype.itemsize == HALF
     tokens = max((row.num_tokens for row in rows), default=0)
     longest = max((end - start for row in rows for _, start, end in sample_spans(row)), default=0)
 
     def gigabytes(tokens: int, checkpointing: bool) -> str:
-        shape = text.num_hidden_layers, text.hidden_size, number
-        return f"{row_bytes(tokens, *shape, checkpointing) / 1e9:.2g} GB"
+        passes = RowPass(
+            rank=config.lora_rank if has_adapter else None,
+            number=HALF if is_half else FLOAT32,
+            checkpointing=checkpointing,
+            masked=config.packing and not has_packed_kernel(model),
+        )
+        return f"{passes.row_bytes(architecture, tokens) / 1e9:.2g} GB"
 
     now = gigabytes(tokens, bool(config.gradient_checkpointing))
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -51,10 +59,20 @@ def out_of_memory(
     else:
         change = f"lower max_seq_len: the longest sample has {longest} tokens"
     return RunError(
-        f"out of memory in a step whose longest row has {tokens} tokens, with activations of about"
-        f" {now} by estimate: {change}, and go on with --resume"
+        f"out of memory in a step whose longest row has {tokens} tokens, which takes about"
+        f" {now} besides weights by estimate: {change}, and go on with --resume"
         f" ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
     )
+
+
+def _architecture(model: PreTrainedModel) -> Architecture:
+    """The sizes of any model; of those that its configuration lacks, usual ones."""
+    text = model.config.get_text_config()
+    names = "num_hidden_layers hidden_size intermediate_size num_attention_heads vocab_size"
+    names += " num_key_value_heads head_dim model_type"
+    sizes = {name: getattr(text, name, None) for name in names.split()}
+    usual = {"num_attention_heads": 1, "intermediate_size": 4 * text.hidden_size}
+    return Architecture.of(usual | {name: size for name, size in sizes.items() if size})
 
 
 def release(model: torch.nn.Module) -> None:
