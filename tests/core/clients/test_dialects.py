@@ -112,7 +112,8 @@ def thought_in(block):
 
 @st.composite
 def assistants(draw, name):
-    calls, blocks = draw(st.lists(CALLS, max_size=3)), draw(SIGNED[name])
+    calls = draw(st.lists(CALLS, max_size=3, unique_by=lambda call: call["id"]))
+    blocks = draw(SIGNED[name])
     if name == "messages":
         text = draw(VISIBLE if not calls else VISIBLE | st.none())
     else:

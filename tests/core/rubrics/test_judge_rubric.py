@@ -2,6 +2,7 @@
 clients."""
 
 import asyncio
+import json
 import math
 import re
 
@@ -15,8 +16,8 @@ from verifiers.parsers import XMLParser
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric, RubricGroup
 from verifiers.rubrics.judge_rubric import JudgeRubric
-from verifiers.rubrics.judging import AGGREGATIONS, DEFAULT_JUDGE_PROMPT
-from verifiers.testing import FakeServer, ScriptedClient
+from verifiers.rubrics.judging import AGGREGATIONS, DEFAULT_JUDGE_PROMPT, read_score
+from verifiers.testing import Behaviour, FakeServer, ScriptedClient
 from verifiers.types import Message, Response, Usage, UserMessage
 
 NAN = math.nan
@@ -569,10 +570,86 @@ async def test_a_judge_that_was_cut_off_has_given_no_verdict():
     await rubric.score_rollout(state)
     assert "truncated" in str(state["error"])
     assert math.isnan(state["reward"])
-    # negative control: the text looks like a verdict
-    assert "10" in (await rubric.judge(**arguments(state_of())))
+    with pytest.raises(ScoringError, match="truncated"):
+        await rubric.judge(**arguments(state_of()))
+    # negative control: the text of the same reply looks like a verdict
+    assert read_score("It says <score>10</score>", (0.0, 10.0)) == 10
     state = state_of()
     assert (await rubric.score_rollout(state))["reward"] == 0.2
+
+
+def reply_of(content, reason, **fields):
+    message = {"role": "assistant", "content": content, **fields}
+    choice = {"index": 0, "message": message, "finish_reason": reason}
+    return Behaviour(body=json.dumps({"choices": [choice], "usage": {}}))
+
+
+THOUGHT = {"reasoning_content": "Let me see"}
+NO_VERDICTS = {
+    "empty and cut": reply_of(None, "length", **THOUGHT),
+    "empty": reply_of("", "stop", **THOUGHT),
+    "blank": reply_of(" \n", "stop"),
+    "cut": reply_of("yes, but", "length"),
+    "cut at the end of the context": reply_of("yes, but", "model_context_window_exceeded"),
+    "cut by a filter": reply_of("yes, but", "content_filter"),
+    "interrupted": reply_of("yes, but", "network_error"),
+    "of an unknown end": reply_of("yes, but", "zapped"),
+    "a call": reply_of(None, "tool_calls", tool_calls=[{"id": "c", "function": {"name": "f"}}]),
+}
+
+
+async def of_its_text(judge, prompt, completion, answer, state):
+    return float("yes" in (await judge(prompt, completion, answer, state)).lower())
+
+
+class Inherited(JudgeRubric):
+    """As packages write it: a method that asks the judge."""
+
+    async def correct(self, prompt, completion, answer, state, **kwargs):
+        return float("yes" in await self.judge(prompt, completion, answer, state))
+
+
+def in_a_group(client):
+    member = JudgeRubric(judge_client=client, judge_model="j", funcs=[of_its_text])
+    return RubricGroup([member, Rubric(funcs=[lambda completion: 1.0])])
+
+
+def inherited(client):
+    rubric = Inherited(judge_client=client, judge_model="j")
+    rubric.add_reward_func(rubric.correct)
+    return rubric
+
+
+def own_panel(client):
+    return JudgeRubric(judge_client=client, judge_models=["j", "k"], funcs=[of_its_text])
+
+
+FORMS = {
+    "a function": lambda c: JudgeRubric(judge_client=c, judge_model="j", funcs=[of_its_text]),
+    "a group": in_a_group,
+    "a subclass": inherited,
+    "scores": lambda c: JudgeRubric(judge_client=c, judge_models=["j"]),
+    "several judges": own_panel,
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("reply", NO_VERDICTS.values(), ids=NO_VERDICTS)
+async def test_a_judges_reply_that_is_no_whole_answer_leaves_the_reward_unknown(reply, form):
+    with FakeServer("-", script=lambda hit: reply) as server:
+        state = state_of()
+        await form(ClientConfig(api_base_url=server.url, max_retries=0)).score_rollout(state)
+    assert math.isnan(state["reward"])
+    assert "judge" in str(state["error"])
+
+
+@pytest.mark.parametrize("form", list(FORMS.values())[:3], ids=list(FORMS)[:3])
+async def test_a_judges_whole_answer_is_its_verdict(form):
+    """Negative control."""
+    with FakeServer("-", script=lambda hit: reply_of("yes", "stop")) as server:
+        state = state_of()
+        await form(ClientConfig(api_base_url=server.url, max_retries=0)).score_rollout(state)
+    assert state["reward"] >= 1.0
 
 
 async def test_bytes_no_encoder_likes_reach_the_judge():

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
@@ -22,7 +23,14 @@ from typing import Annotated, Any
 from verifiers.clients.attributes import read_completion, read_flat
 from verifiers.clients.failures import Endpoint, Standing, failure, refuses_argument
 from verifiers.clients.limiter import AdaptiveLimiter
-from verifiers.clients.payload import refused_in_history, sendable, split_arguments
+from verifiers.clients.payload import (
+    LIMIT_NAMES,
+    limit_name,
+    reasoning_name,
+    refused_in_history,
+    sendable,
+    split_arguments,
+)
 from verifiers.clients.reply import Completion, StreamedError, excerpt, to_response
 from verifiers.clients.retry import RetryPolicy, call_with_retries
 from verifiers.clients.sdk import is_sdk_object
@@ -34,7 +42,6 @@ from verifiers.types import ModelRequest, Response
 
 NUM_THREADS = 64  # blocking calls at once, per event loop
 MAX_IN_FLIGHT = 28000
-MAX_TOKENS = "max_completion_tokens"
 
 
 class _LoopResources:
@@ -66,6 +73,8 @@ class _Adapter(Identified, ABC):
         self.called = called.with_options(max_retries=0) if self._is_sdk else called
         self.keep_raw = keep_raw
         self.retry = retry or RetryPolicy()
+        # model -> what its endpoint refused of a request (``payload.sendable``)
+        self._without: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
         self._resources: PerLoop[_LoopResources] = PerLoop(_LoopResources, _LoopResources.close)
 
     def __repr__(self) -> str:
@@ -132,42 +141,34 @@ class _Adapter(Identified, ABC):
 class OpenAILikeClient(_Adapter):
     """Any object with ``chat.completions.create``; text requests use its ``completions.create``."""
 
-    _takes_longer_name = True
-    """Of the token limit, ``max_completion_tokens``, until the endpoint refuses it."""
-    _without: frozenset[str] = frozenset()
-    """What the endpoint refused in a history (``payload.sendable``)."""
-
     async def _send(
         self,
         resources: _LoopResources,
         request: ModelRequest,
         without: frozenset[str] = frozenset(),
     ) -> Response:
-        without |= self._without
+        without |= self._without[request.model]
         in_chat = request.message_type != "completion"
         create = self.called.chat.completions.create if in_chat else self.called.completions.create
         # a test double may accept a single name: that of the request
-        has_longer_name = self._is_sdk or MAX_TOKENS in request.sampling_args
-        name = "max_tokens"
-        if in_chat and has_longer_name and self._takes_longer_name:
-            name = MAX_TOKENS
+        has_newer_name = self._is_sdk or LIMIT_NAMES[0] in request.sampling_args
+        name = limit_name(without, is_older=not (in_chat and has_newer_name))
+        parts = without.difference(LIMIT_NAMES)
         try:
-            arguments = self._arguments(create, request, name, without)
+            arguments = self._arguments(create, request, name, parts)
             response = await self._call(resources, create, arguments)
         except VerifiersError:
             raise
         except Exception as error:  # whatever the object raises is mapped and chained
             status, body = getattr(error, "status_code", 0), _body(error)
-            part = refused_in_history(status, excerpt(body, 2000), request)
-            if name == MAX_TOKENS and refuses_argument(status, body, name):
-                self._takes_longer_name = False
-            elif part is not None and part not in without:
-                without |= {part}
-            else:
+            part = refused_in_history(status, excerpt(body, 2000), request, parts)
+            part = name if refuses_argument(status, body, name) else part
+            if part is None or part in without:
                 raise self._mapped(error, request.model) from error
-            return await self._send(resources, request, without)
-        self._without |= without
-        return self._read(read_completion(response), request, response)
+            return await self._send(resources, request, without | {part})
+        answered = self._read(read_completion(response), request, response)
+        self._without[request.model] |= without | reasoning_name(answered)
+        return answered
 
     def _arguments(
         self,

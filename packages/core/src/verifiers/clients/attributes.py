@@ -89,11 +89,18 @@ def _tool_call(call: object) -> dict[str, Any]:
     function = _get(call, "function")
     source = function if function is not None else call
     arguments = _get(source, "arguments")
-    return {
-        **_extra(call),
-        "id": _typed(call, "id", str) or "",
+    written = {
         "name": _typed(source, "name", str) or "",
         "arguments": arguments if isinstance(arguments, str | Mapping) else "{}",
+    }
+    further = {
+        name: value for name, value in _extra(call).items() if name not in ("name", "arguments")
+    }
+    return {
+        **further,
+        "id": _typed(call, "id", str) or "",
+        "type": "function",
+        "function": {**_extra(function), **written},
     }
 
 

@@ -14,6 +14,7 @@ import asyncio
 import io
 import os
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Unpack
@@ -31,7 +32,13 @@ from verifiers.clients.failures import (
     without_reply,
 )
 from verifiers.clients.limiter import AdaptiveLimiter
-from verifiers.clients.payload import refused_in_history, to_body
+from verifiers.clients.payload import (
+    LIMIT_NAMES,
+    limit_name,
+    reasoning_name,
+    refused_in_history,
+    to_body,
+)
 from verifiers.clients.protocol import ClientConfig, ClientOptions, vendor_of
 from verifiers.clients.reply import StreamedError, decode, excerpt, to_response
 from verifiers.clients.retry import RetryPolicy, call_with_retries
@@ -56,7 +63,6 @@ from verifiers.storage.described import describe, type_name
 from verifiers.storage.identity import Free, Identified
 from verifiers.types import ModelRequest, Response
 
-MAX_TOKENS = "max_completion_tokens"
 KEEPALIVE_S = 4.5  # below the 5 s after which uvicorn closes an idle connection
 SPARE_FILES = 64  # files that the rest of the process may open later
 
@@ -88,8 +94,6 @@ class HttpClient(Identified, ABC):
     """Where model calls are posted, below the base URL."""
     key_header = "Authorization"
     is_metered = is_cacheable = True
-    _without: frozenset[str] = frozenset()
-    """Parts of a request that the endpoint refused by name, and which are left out from then on."""
 
     @spell_out(ClientOptions, ClientConfig)
     def __init__(
@@ -129,6 +133,8 @@ class HttpClient(Identified, ABC):
         self._tools_shown = tools_shown
         self.retry = retry or RetryPolicy(max_retries=config.max_retries)
         self._api_key = api_key
+        # model -> parts of a request that the endpoint refused by name, left out from then on
+        self._without: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
         base = _parse_base_url(config.api_base_url)
         self._query = {**base.query, **(query or {})}
         self._base = base.with_query(None)
@@ -163,7 +169,7 @@ class HttpClient(Identified, ABC):
 
     async def complete(self, request: ModelRequest) -> Response:
         """Return one completion, with retries. Raises as `Client.complete`."""
-        without = self._without
+        without = self._without[request.model]
         url = self._url("completions") if request.message_type == "completion" else self._post_url
         headers, body = request_headers(request), self._body(request, without)
         cache, content, key = None if request.sample is None else current_cache(), b"", ""
@@ -184,12 +190,12 @@ class HttpClient(Identified, ABC):
                     )
                     if status == 200:
                         break
-                    part = self._refused_part(status, answer, request)
+                    part = self._refused_part(status, answer, request, without)
                     if part is None or part in without:
                         raise failure(status, answer, pool.endpoint, request.model, retry_after)
                     without |= {part}
                     body = self._body(request, without)
-                self._without |= without
+                self._without[request.model] |= without
                 try:
                     response = self._response(answer, request, pool.endpoint.url)
                 except MalformedResponse as error:
@@ -199,6 +205,7 @@ class HttpClient(Identified, ABC):
                 raise failure(
                     error.status, str(error).encode(), pool.endpoint, request.model
                 ) from None
+            self._without[request.model] |= reasoning_name(response)
             if cache is not None:
                 await cache.put(key, content, answer)
             return response
@@ -212,8 +219,11 @@ class HttpClient(Identified, ABC):
         """The body of a request without the parts that the endpoint refused."""
 
     @abstractmethod
-    def _refused_part(self, status: int, answer: bytes, request: ModelRequest) -> str | None:
-        """The part of a request that an error answer refuses by name; None for another failure."""
+    def _refused_part(
+        self, status: int, answer: bytes, request: ModelRequest, without: frozenset[str]
+    ) -> str | None:
+        """The part of a request ``without`` others that an error answer refuses by name; None for
+        another failure."""
 
     @abstractmethod
     def _response(self, answer: bytes, request: ModelRequest, where: str) -> Response:
@@ -421,13 +431,17 @@ class OpenAIChatCompletionsClient(HttpClient):
     path = "chat/completions"
 
     def _body(self, request: ModelRequest, without: frozenset[str]) -> bytes:
-        is_short = request.message_type == "completion" or MAX_TOKENS in without
-        return to_body(request, "max_tokens" if is_short else MAX_TOKENS, without - {MAX_TOKENS})
+        name = limit_name(without, is_older=request.message_type == "completion")
+        return to_body(request, name, without.difference(LIMIT_NAMES))
 
-    def _refused_part(self, status: int, answer: bytes, request: ModelRequest) -> str | None:
-        if refuses_argument(status, answer, MAX_TOKENS):
-            return MAX_TOKENS
-        return refused_in_history(status, excerpt(answer, 2000), request)
+    def _refused_part(
+        self, status: int, answer: bytes, request: ModelRequest, without: frozenset[str]
+    ) -> str | None:
+        name = limit_name(without, is_older=request.message_type == "completion")
+        if refuses_argument(status, answer, name):
+            return name
+        text = excerpt(answer, 2000)
+        return refused_in_history(status, text, request, without.difference(LIMIT_NAMES))
 
     def _response(self, answer: bytes, request: ModelRequest, where: str) -> Response:
         completion = decode(answer, where)

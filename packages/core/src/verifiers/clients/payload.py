@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from verifiers.clients.reply import message_of
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import check_values, decode_message
-from verifiers.types import ModelRequest
+from verifiers.types import ModelRequest, Response
 
 if TYPE_CHECKING:
     from verifiers.types import Messages
 
+LIMIT_NAMES = ("max_completion_tokens", "max_tokens")
+"""Names of the limit of tokens in chat completions, the newer first."""
 MAX_TOKENS_ALIASES = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
 RAW_ARGUMENTS = "_arguments"
@@ -34,6 +37,13 @@ BLANK = "blank text"
 """In what an endpoint refused: messages without a visible character."""
 EMPTY_TEXT = "(empty)"
 """Sent for them there."""
+NULL = "null content"
+"""In what an endpoint refused: calls without a text, whose content is null; "" is sent there."""
+AS_RECEIVED = "messages as received"
+"""In what an endpoint refused: replies in the form in which it wrote them (content parts, arguments
+that are objects); the plain messages are sent there."""
+REASONING = "reasoning_content"
+"""In what an endpoint does not read: the name of reasoning, which it calls ``reasoning``."""
 
 OPENAI_ARGUMENTS = frozenset(
     "audio best_of echo frequency_penalty logit_bias logprobs max_completion_tokens max_tokens"
@@ -166,27 +176,41 @@ def chat_messages(prompt: Any) -> list[Any]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
+def limit_name(without: Collection[str], is_older: bool = False) -> str:
+    """Return the name of the limit of tokens: the newer, or the older for what knows it alone, and
+    the other where an endpoint refused that one."""
+    preferred, instead = LIMIT_NAMES[::-1] if is_older else LIMIT_NAMES
+    return instead if preferred in without and instead not in without else preferred
+
+
 def sendable(request: ModelRequest, without: Collection[str] = frozenset()) -> list[Any]:
     """Return the history of a request as every server of chat completions takes it.
 
-    vLLM and llama.cpp parse the arguments of all earlier calls and refuse text that is no JSON
+    What a server wrote goes back to it as it was (``AssistantMessage.received``), unless an author
+    changed the message. vLLM and llama.cpp parse the arguments of all earlier calls and refuse text that is no JSON
     object, which goes under ``RAW_ARGUMENTS``; OpenAI refuses names of tools that a model made up
     of other characters; vendors refuse blank text beside other parts. Fields of a reply that are
     not known here (``reasoning_details``) are sent back as they came.
 
-    ``without``: what this endpoint refused (`refused_in_history`): names of fields of messages, and
-    ``BLANK`` texts. A message that needs no change is the same object.
+    ``without``: what this endpoint refused (`refused_in_history`): names of fields of messages and
+    calls, ``NULL`` contents, ``BLANK`` texts, messages ``AS_RECEIVED``. A message that needs no
+    change is the same object.
     """
     prompt = chat_messages(request.prompt)
     offered = {(tool.get("function") or tool).get("name") for tool in request.tools or ()}
-    messages = [_sendable_message(message, offered, without) for message in prompt]
+    messages = [
+        _sendable_message(
+            message if AS_RECEIVED in without else as_received(message), offered, without
+        )
+        for message in prompt
+    ]
     return prompt if all(map(operator.is_, messages, prompt)) else messages
 
 
 def _sendable_message(message: Any, offered: Collection[Any], without: Collection[str]) -> Any:
     changes: dict[str, Any] = {}
     if calls := message.get("tool_calls"):
-        sent = [_sendable_call(call, offered) for call in calls]
+        sent = [_sendable_call(call, offered, without) for call in calls]
         if not all(map(operator.is_, sent, calls)):
             changes["tool_calls"] = sent
     content = message.get("content")
@@ -194,23 +218,76 @@ def _sendable_message(message: Any, offered: Collection[Any], without: Collectio
         content = changes["content"] = [part for part in content if not is_blank(part)] or ""
     if not without:
         return {**message, **changes} if changes else message
-    if BLANK in without and not calls and not (content and str(content).strip()):
+    if NULL in without and calls and content is None:
+        content = changes["content"] = ""
+    is_bare = not calls or NULL in without
+    if BLANK in without and is_bare and not (content and str(content).strip()):
         changes["content"] = EMPTY_TEXT
     fields = {**message, **changes}
+    if REASONING in without and "reasoning" not in without and REASONING in fields:
+        fields.setdefault("reasoning", fields[REASONING])
     return {name: value for name, value in fields.items() if name not in without}
 
 
-def _sendable_call(call: Any, offered: Collection[Any]) -> Any:
+def reasoning_name(response: Response) -> frozenset[str]:
+    """Return {``REASONING``} after a reply whose reasoning has the other name alone, else {}."""
+    received = getattr(response.message, "received", None)
+    is_other = (
+        isinstance(received, Mapping) and "reasoning" in received and REASONING not in received
+    )
+    return frozenset((REASONING,)) if is_other else frozenset()
+
+
+def as_received(message: Any) -> Any:
+    """Return a message of the model as the server wrote it, with the ids that its calls have in the
+    conversation; the message itself where an author changed it, or the server wrote just that."""
+    received = getattr(message, "received", None)
+    if not isinstance(received, Mapping):
+        return message
+    again, calls = message_of(received, "the server"), message.get("tool_calls") or ()
+    for call, current in zip(again.get("tool_calls") or (), calls, strict=False):
+        call["id"] = current["id"]
+    if again != message:
+        return message
+    written = {**received, "role": "assistant"}
+    if not calls:
+        written["content"] = received.get("content") or ""
+    else:
+        pairs = zip(received["tool_calls"], calls, strict=True)
+        written["tool_calls"] = [_received_call(call, current) for call, current in pairs]
+    return written
+
+
+def _received_call(call: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+    """A call as received, with the parts that no server does without."""
+    said = {name: value for name, value in call.items() if value is not None}
+    if "function" not in said:
+        return {**current}
+    arguments = said["function"].get("arguments")
+    function = {**current["function"], **said["function"]}
+    if not arguments:
+        function["arguments"] = current["function"]["arguments"]
+    return {**current, **said, "id": current["id"], "function": function}
+
+
+def _sendable_call(call: Any, offered: Collection[Any], without: Collection[str]) -> Any:
     function = call.get("function") or call
     arguments, name = function.get("arguments"), function.get("name") or ""
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
     is_known = name in offered or _TOOL_NAME.fullmatch(name)
     sent = {
         "name": name if is_known else re.sub(r"[^a-zA-Z0-9_-]+", "_", name)[:64] or "_",
-        "arguments": sendable_arguments(text),
+        "arguments": (
+            sendable_arguments(arguments)
+            if isinstance(arguments, str)
+            else arguments
+            if isinstance(arguments, Mapping) and "function" in call
+            else json.dumps(arguments or {})
+        ),
     }
-    if is_known and sent["arguments"] == arguments:
+    refused = call.keys() & without
+    if is_known and sent["arguments"] == arguments and not refused:
         return call
+    call = {name: value for name, value in call.items() if name not in refused}
     return {**call, "function": {**function, **sent}} if "function" in call else {**call, **sent}
 
 
@@ -232,16 +309,32 @@ def is_blank(part: Any) -> bool:
     return is_text and not str(part.get("text") or "").strip()
 
 
-def refused_in_history(status: int, answer: str, request: ModelRequest) -> str | None:
-    """Return what an error answer refuses in the history that is sent: ``BLANK``, or a field that
-    another server added to its reply; None for another failure."""
-    if status not in (400, 422) or request.message_type == "completion":
+def refused_in_history(
+    status: int, answer: str, request: ModelRequest, without: Collection[str] = frozenset()
+) -> str | None:
+    """Return what an error answer refuses in the history that was sent ``without`` some parts:
+    ``BLANK``, a field that another server added to its reply, ``NULL``, or messages
+    ``AS_RECEIVED``; None for another failure."""
+    is_refusal = status in (400, 422) or (status == 500 and _SPEAKS_OF_NULL.search(answer))
+    if not is_refusal or request.message_type == "completion":
         return None
-    if _REFUSES_BLANK.search(answer):
+    if BLANK not in without and _REFUSES_BLANK.search(answer):
         return BLANK
-    fields = {name for message in chat_messages(request.prompt) for name in message}
-    words = set(re.findall(r"\w+", answer))
-    return next((name for name in sorted(fields - _FIELDS) if name in words), None)
+    messages, words = sendable(request, without), set(re.findall(r"\w+", answer))
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    fields = {name for message in messages for name in message} - _FIELDS
+    fields |= {name for call in calls for name in call} - _CALL_FIELDS
+    if named := sorted(fields & words):
+        return str(named[0])
+    has_null = any(m.get("tool_calls") and m.get("content") is None for m in messages)
+    if has_null and ("content" in words or _SPEAKS_OF_NULL.search(answer)):
+        return NULL
+    is_changed = AS_RECEIVED not in without and any(
+        as_received(message) is not message for message in chat_messages(request.prompt)
+    )
+    if is_changed and words & {"content", "messages", "tool_calls", "arguments"}:
+        return AS_RECEIVED
+    return None
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
@@ -291,6 +384,9 @@ def _plain(value: object) -> Any:
 _TOOL_NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 _FIELDS = frozenset(("role", "content", "tool_calls", "tool_call_id", "name", "refusal"))
 """Fields of messages that every server knows."""
+_CALL_FIELDS = frozenset(("id", "type", "function", "name", "arguments"))
+"""Fields of calls that every server knows."""
+_SPEAKS_OF_NULL = re.compile(r"\b(null|none|nil|NoneType)\b", re.IGNORECASE)
 _REFUSES_BLANK = re.compile(
     r"(must|cannot|can't|may|should) (not )?be (non.?)?(empty|blank)|must contain non-whitespace"
     r"|must have either content or tool_calls",

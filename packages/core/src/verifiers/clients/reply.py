@@ -9,6 +9,7 @@ HTTP is in ``http`` and retries are in ``retry``.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
@@ -22,11 +23,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from verifiers.errors import EmptyModelResponseError, MalformedResponse
+from verifiers.errors import EmptyModelResponseError, MalformedResponse, ModelUnavailable
 from verifiers.runtime.decoding import MAX_REPLY_VALUES, check_depth, check_values, decode_message
 from verifiers.types import (
     AssistantMessage,
-    Message,
     ModelRequest,
     Response,
     ResponseTokens,
@@ -46,19 +46,34 @@ _MAX_IDS = 2**31
 _ID_PREFIX = "token_id:"
 """Of a token that the server names by its id."""
 _TEXT, _NUMBERS = frozenset((str,)), frozenset((int, float))
-_FINISH_REASONS = {
-    "length": "length",
-    "max_tokens": "length",
-    "max_output_tokens": "length",
-    "max_new_tokens": "length",
-    "model_length": "length",
-    "tool_calls": "tool_calls",
-    "function_call": "tool_calls",
-    "abort": "abort",
-    "cancelled": "abort",
-    "error": "abort",
-}
-
+WITHHELD = frozenset(
+    "content_filter content_filtered filtered refusal safety prohibited_content sensitive blocklist"
+    " recitation spii language image_safety guardrail_intervened guardrails moderation".split()
+)
+"""Finish reasons of a reply that a filter of the server cut."""
+TRUNCATED = WITHHELD | frozenset(
+    "length max_tokens max_output_tokens max_new_tokens max_completion_tokens max_length"
+    " model_length token_limit context_length context_length_exceeded context_window_exceeded"
+    " model_context_window_exceeded max_context_length max_prompt_tokens repetition"
+    " repetition_truncation".split()
+)
+"""Finish reasons of a reply that a limit cut; another attempt is cut again."""
+INTERRUPTED = frozenset(
+    "abort aborted cancelled canceled error unknown network_error internal_error server_error"
+    " insufficient_system_resource overloaded timeout timed_out disconnect interrupted incomplete"
+    " failed pause_turn compaction load unload preempted other malformed_function_call"
+    " unexpected_tool_call finish_reason_unspecified null none".split()
+)
+"""Finish reasons of a reply that the server broke off; another attempt may be whole."""
+CALLING = frozenset("tool_calls tool_call function_call function_calls tool_use".split())
+WHOLE = CALLING | frozenset(
+    "stop end end_turn stop_sequence stop_token stop_str eos eos_token end_of_text completed"
+    " complete finish finished done success normal".split()
+)
+"""Finish reasons of a reply that the model ended. A word in none of these tables counts as
+interrupted: who reads a part of an answer as the whole of it scores it wrongly."""
+FINISH_REASON = "finish_reason"
+"""Value of ``MalformedResponse.field`` for a reason in none of the tables."""
 
 _STATUS_OF = {
     "invalid_request_error": 400,
@@ -102,9 +117,10 @@ def reading_answer(dialect: str, where: str) -> Iterator[None]:
         ) from error
 
 
-_READ_FIELDS = frozenset(
-    "role content tool_calls function_call reasoning reasoning_content audio tokens finish_reason"
-    " is_truncated".split()
+_OF_RESPONSE = frozenset("tokens finish_reason is_truncated audio".split())
+"""Fields that older clients put into a message; not of the conversation."""
+_READ_FIELDS = _OF_RESPONSE | frozenset(
+    "role content tool_calls function_call reasoning reasoning_content".split()
 )
 """Fields of a reply that are read. The rest is kept and sent back: some vendors refuse the next turn
 without it (``reasoning_details``, signatures)."""
@@ -216,17 +232,47 @@ def streamed_error(error: object) -> StreamedError:
     return StreamedError(status, json.dumps({"error": error}, ensure_ascii=False))
 
 
-_WITHHELD = frozenset(("content_filter", "refusal", "safety", "prohibited_content", "sensitive"))
-"""Finish reasons of a reply that the server's filter cut."""
+def finish_of(message: Mapping[str, Any], reason: object, where: str) -> str:
+    """Return "stop", "length" or "tool_calls" for the finish reason of a reply; None and "" are no
+    reason, and the reply is whole.
 
-
-def check_withheld(message: Mapping[str, Any], reason: object) -> None:
-    """Raise ``StreamedError`` for an empty reply that the server's filter withheld: the model's
-    answer is unknown. What it let pass of an answer is a reply."""
+    Raises: ``StreamedError`` for an empty reply that a filter withheld; ``ModelUnavailable`` for
+    one that the server interrupted; ``MalformedResponse`` for a reason in none of the tables. What
+    a filter let pass of an answer is a truncated reply.
+    """
+    word = str(reason or "stop").strip().lower().replace("-", "_").replace(" ", "_")
     is_empty = not message.get("content") and not message.get("tool_calls")
-    if is_empty and str(reason).lower() in _WITHHELD:
+    if is_empty and word in WITHHELD:
         text = f"the reply was withheld by a content filter (finish reason {reason})"
         raise streamed_error({"message": text, "code": 400})
+    if word in TRUNCATED:
+        return "length"
+    if word in INTERRUPTED:
+        raise ModelUnavailable(f"{where} interrupted its reply (finish reason {reason})")
+    if word not in WHOLE:
+        raise MalformedResponse(
+            f"{where} ended its reply with the finish reason {str(reason)[:80]!r}, which is not"
+            " known here: the reply may be a part of the answer, and is not scored",
+            field=FINISH_REASON,
+        )
+    return "tool_calls" if word in CALLING else "stop"
+
+
+def distinct_ids(ids: Sequence[str], request: ModelRequest) -> list[str]:
+    """Return ids for the tool calls of a reply: its own, and new ones for those that are empty or
+    repeated.
+
+    New ids are the same for the same reply, and others in every turn: nine letters and digits,
+    which every vendor takes.
+    """
+    distinct: list[str] = []
+    for index, call_id in enumerate(ids):
+        candidate, attempt = call_id, 0
+        while not candidate.strip() or candidate in distinct:
+            seed = f"{len(request.prompt)} {index} {call_id} {attempt}"
+            candidate, attempt = hashlib.sha256(seed.encode()).hexdigest()[:9], attempt + 1
+        distinct.append(candidate)
+    return distinct
 
 
 def excerpt(body: bytes, limit: int = 300) -> str:
@@ -249,8 +295,8 @@ def to_response(
         if not completion.choices:
             raise MalformedResponse(f"{where} answered 200 without choices", field="choices")
         choice = completion.choices[0]
-        message = _message(choice, where)
-        check_withheld(message, choice.finish_reason)
+        message = _received_message(choice, request, where)
+        finish_reason = finish_of(message, choice.finish_reason, where)
         if choice.finish_reason is None and len(message) == 2 and not message["content"]:
             raise EmptyModelResponseError(
                 f"{where} answered 200 with no content, no tool call and no finish reason"
@@ -268,7 +314,7 @@ def to_response(
                 )
         return Response(
             message=message,
-            finish_reason=_FINISH_REASONS.get((choice.finish_reason or "stop").lower(), "stop"),
+            finish_reason=finish_reason,
             tokens=tokens,
             tokens_missing=missing,
             token_logprobs=(
@@ -283,15 +329,39 @@ def to_response(
         )
 
 
-def _message(choice: Choice, where: str) -> Message:
-    """Return the assistant message with the fields that the next prompt may contain."""
-    body = choice.message
-    if body is None:
+def _received_message(choice: Choice, request: ModelRequest, where: str) -> AssistantMessage:
+    """Return the message of a reply, with what the server wrote where that is more."""
+    if choice.message is None:
         return AssistantMessage(choice.text or "")
-    content = body.get("content")
+    message = message_of(choice.message, where)
+    calls = message.get("tool_calls") or ()
+    ids = distinct_ids([call["id"] for call in calls], request)
+    for call, call_id in zip(calls, ids, strict=True):
+        call["id"] = call_id
+    received = {
+        name: value
+        for name, value in choice.message.items()
+        if (name == "content" or not (value is None or value == [] or value == {}))
+        and name not in _OF_RESPONSE
+    }
+    if received != message:
+        message.keep_received(received)
+    return message
+
+
+def message_of(body: Mapping[str, Any], where: str) -> AssistantMessage:
+    """Return a message of a server as authors read it: text, reasoning and calls, each under one
+    name, and the fields that are not known here.
+
+    Raises: ``MalformedResponse`` that names ``where`` and the field.
+    """
+    content, thoughts = body.get("content"), []
     if isinstance(content, list):
+        thoughts = [_thought(part) for part in content if _is_thought(part)]
         content = "".join(
-            part if isinstance(part, str) else part.get("text") or "" for part in content
+            part if isinstance(part, str) else part.get("text") or ""
+            for part in content
+            if not _is_thought(part)
         )
     if content is not None and not isinstance(content, str):
         raise MalformedResponse(
@@ -306,13 +376,27 @@ def _message(choice: Choice, where: str) -> Message:
                 f"{where} answered with tool calls that are not objects", field="tool_calls"
             )
         message["tool_calls"] = [ToolCall.from_wire(call) for call in calls]
-    reasoning = body.get("reasoning_content") or body.get("reasoning")
-    if isinstance(reasoning, str):
+    reasoning = body.get("reasoning_content") or body.get("reasoning") or "".join(thoughts)
+    if isinstance(reasoning, str) and reasoning:
         message["reasoning_content"] = reasoning
     for name, value in body.items():
         if value and name not in _READ_FIELDS:
             message[name] = value
     return message
+
+
+def _is_thought(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in ("thinking", "reasoning")
+
+
+def _thought(part: Mapping[str, Any]) -> str:
+    """The text of a part with reasoning: Mistral's holds text parts."""
+    thought = part.get("thinking") or part.get("reasoning") or part.get("text") or ""
+    if isinstance(thought, list):
+        return "".join(
+            str(inner.get("text") or "") for inner in thought if isinstance(inner, Mapping)
+        )
+    return str(thought)
 
 
 def _usage(usage: dict[str, Any] | None) -> Usage:

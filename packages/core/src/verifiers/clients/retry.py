@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 
 from verifiers.clients.limiter import AdaptiveLimiter
-from verifiers.clients.reply import TOKEN_FIELDS
+from verifiers.clients.reply import FINISH_REASON, TOKEN_FIELDS
 from verifiers.errors import ModelError, ModelUnavailable, RateLimited
 from verifiers.types import Attempt, Response
 
@@ -39,7 +39,8 @@ class RetryPolicy:
     max_retry_after_s: float = 120.0
     """Longest Retry-After to wait for; beyond it the call fails."""
     max_token_retries: int = 1
-    """Retries of a response without token data, which a server rarely sends later."""
+    """Retries of a response without token data, or with a finish reason that is not known: a server
+    rarely answers otherwise later."""
 
     def pause_s(self, num_failures: int, retry_after_s: float | None) -> float:
         """Draw the seconds to wait after ``num_failures`` (1 or more), with full jitter."""
@@ -59,7 +60,7 @@ class RetryPolicy:
         if self.asks_too_much(error):
             return True
         limit = self.max_retries
-        if error.field in TOKEN_FIELDS:
+        if error.field in TOKEN_FIELDS or error.field == FINISH_REASON:
             limit = min(limit, self.max_token_retries)
         return num_failures > limit
 

@@ -11,6 +11,8 @@ retry layer.
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -43,7 +45,9 @@ class StreamedClient(HttpClient):
             self.dialect.request_body(request, stream=STREAM not in without, without=without)
         )
 
-    def _refused_part(self, status: int, answer: bytes, request: ModelRequest) -> str | None:
+    def _refused_part(
+        self, status: int, answer: bytes, request: ModelRequest, without: frozenset[str]
+    ) -> str | None:
         if refuses_argument(status, answer, STREAM):
             return STREAM
         return self.dialect.concession(status, answer)
@@ -81,6 +85,11 @@ class StreamedClient(HttpClient):
                         num_unchecked = 0
                 if reader.is_done:
                     return encode(reader.body())
+            with suppress(json.JSONDecodeError):  # a last event that is cut
+                for data in decoder.rest():
+                    reader.feed(data)
+            if reader.is_whole:
+                return encode(reader.body())
         except ValueError as error:
             message = (
                 f"{self.base_url} streamed an event that is none of the {self.dialect.NAME} API:"

@@ -719,6 +719,10 @@ class Environment(Identified):
         truncated, usage = response.finish_reason == "length", response.usage
         previous = self.continued_step(state)
         completion: Messages = [response.message] if self.message_type == "chat" else response.text
+        extras = {
+            "logprobs": response.token_logprobs,
+            "received": getattr(response.message, "received", None),
+        }
         step = TrajectoryStep(
             prompt=prompt_messages,
             completion=completion,
@@ -728,9 +732,7 @@ class Environment(Identified):
             trajectory_id=state.record.id,
             previous=previous,
             timing=dict(state.record.timing),
-            extras=(
-                None if response.token_logprobs is None else {"logprobs": response.token_logprobs}
-            ),
+            extras={name: value for name, value in extras.items() if value is not None},
         )
         if truncated:
             state.record.status = state.record.status.cut()

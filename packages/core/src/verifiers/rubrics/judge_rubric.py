@@ -188,7 +188,7 @@ class JudgeRubric(Rubric):
 
         With a ``state``, the text is cached in ``state["judge_response"][model][question]``.
 
-        *Raises* ScoringError when the judge did not answer.
+        *Raises* ScoringError when the judge did not answer, and for an answer that is empty or cut.
         """
         question = await self.question(prompt, completion, answer, **slots)
         return await self._ask(self.judge_model, question, state)
@@ -290,7 +290,7 @@ class JudgeRubric(Rubric):
         state: MutableMapping[str, Any] | None,
         verdict: judging.Verdict,
     ) -> float:
-        text = await self._ask(model, question, state, is_whole_reply=True)
+        text = await self._ask(model, question, state)
         try:
             return judging.read_score(text, self.score_range, verdict)
         except ScoringError as error:
@@ -301,17 +301,14 @@ class JudgeRubric(Rubric):
         model: ModelLike,
         question: str,
         state: MutableMapping[str, Any] | None,
-        is_whole_reply: bool = False,
     ) -> str:
-        """A judge's text, from the state's cache or from the judge. ``is_whole_reply``: truncated
-        text is a failure."""
+        """A judge's text, from the state's cache or from the judge. *Raises* ScoringError for a
+        reply that is truncated or empty: a part of a verdict is none."""
         cache = _cache_of(state, _label(model))
         if question in cache:
             return cache[question]
-        key = (None if state is None else id(state), _label(model), question, is_whole_reply)
-        return await self._in_flight.once(
-            key, lambda: self._call(model, question, state, cache, is_whole_reply)
-        )
+        key = (None if state is None else id(state), _label(model), question)
+        return await self._in_flight.once(key, lambda: self._call(model, question, state, cache))
 
     async def _call(
         self,
@@ -319,15 +316,18 @@ class JudgeRubric(Rubric):
         question: str,
         state: MutableMapping[str, Any] | None,
         cache: dict[str, str],
-        is_whole_reply: bool,
     ) -> str:
         response = await self._complete(model, question)
         _count_usage(state, response)
         _save_reply(state, _label(model), response.text)
-        if is_whole_reply and response.finish_reason in ("length", "abort"):
+        fault = None
+        if response.finish_reason in ("length", "abort"):
+            fault = "was truncated before its verdict"
+        elif not response.text.strip():
+            fault = "wrote no text"
+        if fault is not None:
             raise ScoringError(
-                f"judge {_label(model)!r} was truncated before its verdict; raise max_tokens in"
-                " judge_sampling_args",
+                f"judge {_label(model)!r} {fault}; raise max_tokens in judge_sampling_args",
                 model=_label(model),
             )
         cache[question] = response.text

@@ -37,6 +37,14 @@ def _restore(cls: type[dict[str, Any]], items: Mapping[str, Any]) -> Any:
     return restored
 
 
+def _restore_received(
+    cls: type[AssistantMessage], items: Mapping[str, Any], received: object
+) -> Any:
+    message = _restore(cls, items)
+    message.keep_received(received)
+    return message
+
+
 class Message(AttributeDict):
     """A chat message: ``{"role": …, "content": …}``; the known fields read as attributes, absent
     fields as None.
@@ -130,7 +138,8 @@ class AssistantMessage(Message):
     """A message of the model; ``content`` may be None only with ``tool_calls``.
 
     As the message of a ``Response`` it also has that response's ``finish_reason``, ``is_truncated``
-    and ``tokens``, which are no keys of the message; they are None without a response.
+    and ``tokens``, which are no keys of the message; they are None without a response. ``received``
+    is no key either.
 
     Args:
         content: Text, or a list of content parts; None beside tool calls.
@@ -143,7 +152,26 @@ class AssistantMessage(Message):
     {'role': 'assistant', 'content': 'It is 4.', 'reasoning_content': '2 + 2'}
     """
 
-    __slots__ = ("_response",)
+    __slots__ = ("_received", "_response")
+
+    @property
+    def received(self) -> Any:
+        """What the server wrote, where this message says it in another form: a message of chat
+        completions, or the blocks or items of the other APIs. It goes back to the server; copies
+        and pickles of the message keep it, a dict made of it does not."""
+        try:
+            return object.__getattribute__(self, "_received")
+        except AttributeError:
+            return None
+
+    def keep_received(self, received: object) -> None:
+        """Set ``received``."""
+        object.__setattr__(self, "_received", received)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.received is None:
+            return super().__reduce__()
+        return _restore_received, (type(self), dict(self), self.received)
 
     @property
     def finish_reason(self) -> str | None:

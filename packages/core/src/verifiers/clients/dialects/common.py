@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from verifiers.clients.payload import RAW_ARGUMENTS, arguments_object, split_arguments
 from verifiers.clients.reply import OF_ANOTHER_FORM
 from verifiers.errors import ConfigError, MalformedResponse
-from verifiers.types import Message, ModelRequest, ToolCall, Usage
+from verifiers.types import AssistantMessage, ModelRequest, ToolCall, Usage
 
 SAMPLING_NAMES = (
     "temperature top_p top_k min_p seed stop presence_penalty frequency_penalty repetition_penalty"
@@ -108,14 +108,21 @@ def calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
     ]
 
 
-def assistant(text: str, calls: Sequence[ToolCall], reasoning: str) -> Message:
+def assistant(text: str, calls: Sequence[ToolCall], reasoning: str) -> AssistantMessage:
     """Return an assistant message without empty fields."""
-    message = Message(role="assistant", content=text or (None if calls else ""))
-    if calls:
-        message["tool_calls"] = list(calls)
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    return message
+    return AssistantMessage(text or None, list(calls) or None, reasoning or None)
+
+
+def with_call_ids(
+    parts: Sequence[Mapping[str, Any]], kinds: Collection[str], field: str, ids: Iterable[str]
+) -> list[dict[str, Any]]:
+    """Return the blocks or items of a message with these ids in the field of its calls, which are
+    those of the ``kinds``."""
+    of_calls = iter(ids)
+    return [
+        {**part, field: next(of_calls, "")} if part.get("type") in kinds else dict(part)
+        for part in parts
+    ]
 
 
 def says_the_same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -38,13 +39,28 @@ from verifiers.clients.dialects.common import (
     says_the_same,
     schema,
     text_of,
+    with_call_ids,
 )
 from verifiers.clients.dialects.protocol import DialectRequest
 from verifiers.clients.payload import EMPTY_TEXT, arguments_object, is_blank, sendable
-from verifiers.clients.reply import check_withheld, count, reading_answer, streamed_error
+from verifiers.clients.reply import (
+    count,
+    distinct_ids,
+    finish_of,
+    reading_answer,
+    streamed_error,
+)
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_message
-from verifiers.types import Message, ModelRequest, Response, Tool, ToolCall, Usage
+from verifiers.types import (
+    AssistantMessage,
+    Message,
+    ModelRequest,
+    Response,
+    Tool,
+    ToolCall,
+    Usage,
+)
 
 NAME = "messages"
 PATHS = ("messages", "messages/count_tokens")
@@ -53,6 +69,7 @@ DEFAULT_MAX_TOKENS = 8192
 UNSIGNED = "unsigned"
 """The signature of thinking that no vendor signed."""
 
+_CALLS = frozenset(("tool_use",))
 _THINKING = frozenset(("thinking", "redacted_thinking"))
 _OTHER_DIALECT = frozenset(
     ("reasoning", "message", "function_call", "custom_tool_call", "local_shell_call")
@@ -62,12 +79,6 @@ _STOP_REASONS = {
     "length": "max_tokens",
     "tool_calls": "tool_use",
     "abort": "pause_turn",
-}
-_FINISH_REASONS = {
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "tool_use": "tool_calls",
-    "pause_turn": "abort",
 }
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _ERROR_TYPES = {
@@ -191,7 +202,7 @@ def _part_read(block: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in block.items() if name != "cache_control"}
 
 
-def _assistant_read(blocks: Sequence[Mapping[str, Any]]) -> Message:
+def _assistant_read(blocks: Sequence[Mapping[str, Any]]) -> AssistantMessage:
     """The message of blocks, with what of them has to go back verbatim."""
     blocks = [
         {name: value for name, value in block.items() if name != "cache_control"}
@@ -208,7 +219,7 @@ def _assistant_read(blocks: Sequence[Mapping[str, Any]]) -> Message:
     return message
 
 
-def _plain_message(blocks: Sequence[Mapping[str, Any]]) -> Message:
+def _plain_message(blocks: Sequence[Mapping[str, Any]]) -> AssistantMessage:
     """The message that blocks say to a reader without this dialect."""
     calls = [
         ToolCall(
@@ -412,7 +423,9 @@ def _messages_written(
                     "content": _content_written(content),
                 }
                 continue
-            blocks = _assistant_written(message)
+            blocks = _as_received(message) if with_unsigned else None
+            if blocks is None:
+                blocks = _assistant_written(message)
             if not with_unsigned:
                 blocks = [
                     block for block in blocks if block["type"] != "thinking" or _is_signed(block)
@@ -477,6 +490,21 @@ def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return _blocks_of(message, verbatim)
 
 
+def _as_received(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The blocks of a message as the server wrote them, with the ids that its calls have in the
+    conversation; None for another message, and for one that an author changed."""
+    received = getattr(message, "received", None)
+    if not isinstance(received, list):
+        return None
+    if any(block.get("type") in _OTHER_DIALECT for block in received):
+        return None
+    ids = [call["id"] for call in calls_of(message)]
+    blocks = with_call_ids(received, _CALLS, "id", ids)
+    if _assistant_read(blocks) != message:
+        return None
+    return [block for block in blocks if not is_blank(block)]
+
+
 def _blocks_of(
     message: Mapping[str, Any], verbatim: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
@@ -514,15 +542,29 @@ def parse_response(body: Mapping[str, Any], request: ModelRequest, where: str) -
         written = count(usage, "cache_creation_input_tokens")
         prompt_tokens = count(usage, "input_tokens") + cached + written
         thought = count(usage, "output_tokens_details", "thinking_tokens")
-        message = _assistant_read(blocks)
-        check_withheld(message, reason)
+        calls = [block for block in blocks if block.get("type") in _CALLS]
+        ids = distinct_ids([str(call.get("id") or "") for call in calls], request)
+        message = _assistant_read(with_call_ids(blocks, _CALLS, "id", ids))
+        if _assistant_written(message) != blocks:
+            message.keep_received(blocks)
         return Response(
             message=message,
-            finish_reason=_FINISH_REASONS.get(reason, "stop"),
+            finish_reason=finish_of(message, reason, where),
             usage=Usage(prompt_tokens, count(usage, "output_tokens"), cached, written, thought),
             model=str(body.get("model") or request.model),
             id=str(body.get("id") or ""),
         )
+
+
+@dataclass(slots=True)
+class _StreamedBlock:
+    """A block of a stream: servers that translate from another API give several the same number."""
+
+    index: int
+    content: dict[str, Any]
+    json: str = ""
+    """Arguments so far."""
+    is_open: bool = True
 
 
 class MessageStream:
@@ -537,26 +579,43 @@ class MessageStream:
     def __init__(self) -> None:
         self.is_done = False
         self._body: dict[str, Any] = {}
-        self._blocks: dict[int, dict[str, Any]] = {}
-        self._json: dict[int, str] = {}
+        self._blocks: list[_StreamedBlock] = []
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer is whole if the stream ends here: the stop reason comes after all of
+        it, and some servers send nothing more."""
+        return self.is_done or self._body.get("stop_reason") is not None
 
     @reading_event(NAME)
     def feed(self, data: str) -> None:
-        """Read one event. Raises: `StreamedError`; ``ValueError`` for data that is no event."""
+        """Read one event. Raises: `StreamedError`; ``ValueError`` for data that is no event, and
+        for events in an order that loses or repeats a part of the answer."""
+        if data == "[DONE]":  # some servers end every stream with it
+            return
         event = decode_message(data)
         if not isinstance(event, dict):
             raise ValueError("an event is not an object")
         kind = event.get("type")
         if kind == "error" or (kind is None and event.get("error")):  # of a proxy, without a type
             raise streamed_error(event.get("error"))
+        if self.is_done and kind in ("content_block_start", "content_block_delta"):
+            raise ValueError(f"{kind} after the end of the message")
         if kind == "message_start":
-            self._body = dict(inner(event, "message"))
+            self._body = dict(inner(event, "message")) | self._body
         elif kind == "content_block_start":
-            self._blocks[count(event, "index")] = dict(inner(event, "content_block"))
+            self._start(count(event, "index"), inner(event, "content_block"))
         elif kind == "content_block_delta":
             self._add(count(event, "index"), inner(event, "delta"))
+        elif kind == "content_block_stop":
+            for block in self._blocks:
+                block.is_open = block.is_open and block.index != count(event, "index")
         elif kind == "message_delta":
-            self._body |= event.get("delta") or {}
+            self._body |= {
+                name: value
+                for name, value in (event.get("delta") or {}).items()
+                if value is not None
+            }
             reported = {
                 name: value
                 for name, value in (event.get("usage") or {}).items()
@@ -565,12 +624,26 @@ class MessageStream:
             self._body["usage"] = {**(self._body.get("usage") or {}), **reported}
         self.is_done = self.is_done or kind == "message_stop"
 
+    def _open(self, index: int) -> _StreamedBlock | None:
+        return next((b for b in self._blocks if b.is_open and b.index == index), None)
+
+    def _start(self, index: int, content: Mapping[str, Any]) -> None:
+        started = self._open(index)
+        if started is not None and started.content == content and not started.json:
+            return  # the same event again
+        if started is not None and started.content.get("type") == content.get("type"):
+            raise ValueError(f"block {index} is started again before it is complete")
+        if started is not None:
+            started.is_open = False  # its end was not sent
+        self._blocks.append(_StreamedBlock(index, dict(content)))
+
     def _add(self, index: int, delta: Mapping[str, Any]) -> None:
-        if index not in self._blocks:
+        streamed = self._open(index)
+        if streamed is None:
             raise ValueError(f"a delta of block {index}, which was not started")
-        block, kind = self._blocks[index], delta.get("type")
+        block, kind = streamed.content, delta.get("type")
         if kind == "input_json_delta":
-            self._json[index] = self._json.get(index, "") + str(delta.get("partial_json") or "")
+            streamed.json += str(delta.get("partial_json") or "")
         elif kind == "citations_delta":
             block["citations"] = block.get("citations") or []
             block["citations"].append(delta.get("citation"))
@@ -581,11 +654,10 @@ class MessageStream:
 
     def body(self) -> dict[str, Any]:
         """The body that the same answer has without a stream."""
-        blocks = []
-        for index, block in sorted(self._blocks.items()):
-            if text := self._json.get(index):
-                block = block | {"input": arguments_object(text)}
-            blocks.append(block)
+        blocks = [
+            block.content | ({"input": arguments_object(block.json)} if block.json else {})
+            for block in sorted(self._blocks, key=lambda block: block.index)
+        ]
         return self._body | {"content": blocks}
 
 

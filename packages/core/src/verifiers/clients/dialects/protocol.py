@@ -65,7 +65,11 @@ class StreamReader(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether the last event arrived; a stream that ends before it was cut."""
+        """Whether the last event arrived."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer is whole if the stream ends here; else it was cut."""
 
     def feed(self, data: str) -> None:
         """Read the data of an event. Raises: `StreamedError`; ``ValueError`` for data that is no

@@ -36,14 +36,29 @@ from verifiers.clients.dialects.common import (
     sampling_of,
     says_the_same,
     schema,
+    with_call_ids,
 )
 from verifiers.clients.dialects.protocol import DialectRequest, ToolForm
 from verifiers.clients.failures import refuses_argument
 from verifiers.clients.payload import arguments_object, sendable, sendable_arguments
-from verifiers.clients.reply import check_withheld, count, reading_answer, streamed_error
+from verifiers.clients.reply import (
+    count,
+    distinct_ids,
+    finish_of,
+    reading_answer,
+    streamed_error,
+)
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_message
-from verifiers.types import Message, ModelRequest, Response, Tool, ToolCall, Usage
+from verifiers.types import (
+    AssistantMessage,
+    Message,
+    ModelRequest,
+    Response,
+    Tool,
+    ToolCall,
+    Usage,
+)
 
 NAME = "responses"
 PATHS = ("responses",)
@@ -64,6 +79,8 @@ _SHELL = {
     },
     "required": ["command"],
 }
+MAX_PLACES = 2**16
+"""Items of an answer, and parts of an item."""
 _NAMED_ALIKE = (
     "temperature top_p top_logprobs parallel_tool_calls metadata service_tier store user"
     " safety_identifier prompt_cache_key"
@@ -249,7 +266,7 @@ def _part_read(part: Mapping[str, Any]) -> dict[str, Any]:
     return dict(part)
 
 
-def _assistant_read(items: Sequence[Mapping[str, Any]]) -> Message:
+def _assistant_read(items: Sequence[Mapping[str, Any]]) -> AssistantMessage:
     """The message of a turn's items, with what of them has to go back verbatim."""
     message = _plain_message(items)
     verbatim = [dict(item) for item in items if _is_signed(item)]
@@ -261,7 +278,7 @@ def _assistant_read(items: Sequence[Mapping[str, Any]]) -> Message:
     return message
 
 
-def _plain_message(items: Sequence[Mapping[str, Any]]) -> Message:
+def _plain_message(items: Sequence[Mapping[str, Any]]) -> AssistantMessage:
     """The message that items say to a reader without this dialect."""
     texts: list[str] = []
     refusals: list[str] = []
@@ -604,8 +621,9 @@ def _items_written(message: Mapping[str, Any], with_unsigned: bool) -> list[dict
         return [
             {"type": "message", "role": role, "content": _content_written(message.get("content"))}
         ]
+    received = _as_received(message) if with_unsigned else None
     items = []
-    for index, item in enumerate(_assistant_written(message)):
+    for index, item in enumerate(_assistant_written(message) if received is None else received):
         if _kind(item) == "reasoning" and not _is_signed(item):
             if not with_unsigned:
                 continue
@@ -658,6 +676,19 @@ def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, Any]]:
             return verbatim
         verbatim = [item for item in verbatim if _is_signed(item)]
     return _items_of(message, verbatim)
+
+
+def _as_received(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The items of a message as the server wrote them, with the ids that its calls have in the
+    conversation; None for another message, and for one that an author changed."""
+    received = getattr(message, "received", None)
+    if not isinstance(received, list):
+        return None
+    if any(item.get("type") in _OTHER_DIALECT for item in received):
+        return None
+    ids = [call["id"] for call in calls_of(message)]
+    items = with_call_ids(received, _CALLS, "call_id", ids)
+    return items if _assistant_read(items) == message else None
 
 
 def _items_of(
@@ -717,14 +748,21 @@ def parse_response(body: Mapping[str, Any], request: ModelRequest, where: str) -
             raise streamed_error(body.get("error"))
         if status not in ("completed", "incomplete", "cancelled", None):
             raise malformed(where, "status", f"is {status!r}, not the end of a response")
-        message = _assistant_read(items)
+        calls = [item for item in items if item.get("type") in _CALLS]
+        ids = distinct_ids(
+            [str(call.get("call_id") or call.get("id") or "") for call in calls], request
+        )
+        message = _assistant_read(with_call_ids(items, _CALLS, "call_id", ids))
+        if _assistant_written(message) != items:
+            message.keep_received(items)
         reason = (body.get("incomplete_details") or {}).get("reason")
-        check_withheld(message, reason)
-        finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
         if status == "cancelled":
-            finish_reason = "abort"
-        elif status == "incomplete" and reason != "content_filter":
-            finish_reason = "length"
+            reason = status
+        elif status == "incomplete" or any(item.get("status") == "incomplete" for item in items):
+            reason = reason or "max_output_tokens"
+        finish_reason = finish_of(message, reason, where)
+        if finish_reason == "stop" and message.get("tool_calls"):
+            finish_reason = "tool_calls"
         usage = body.get("usage")
         return Response(
             message=message,
@@ -742,8 +780,25 @@ def parse_response(body: Mapping[str, Any], request: ModelRequest, where: str) -
         )
 
 
+_TEXTS = {
+    "output_text": ("content", "content_index", "output_text", "text"),
+    "refusal": ("content", "content_index", "refusal", "refusal"),
+    "reasoning_text": ("content", "content_index", "reasoning_text", "text"),
+    "reasoning_summary_text": ("summary", "summary_index", "summary_text", "text"),
+}
+"""Name of the events of a text -> (list of its item, number in it, type of the part, its field)."""
+_ARGUMENTS = {
+    "function_call_arguments": "arguments",
+    "mcp_call_arguments": "arguments",
+    "custom_tool_call_input": "input",
+}
+"""Name of the events of a call's arguments -> the field of its item."""
+_ENDS = ("completed", "incomplete", "failed", "cancelled", "done")
+
+
 class ResponseStream:
-    """Puts events together: the last event holds the whole answer.
+    """Puts events together: the last event holds the whole answer, or that of the items, or of the
+    texts where a server sends no more; a last event with less of it is an error.
 
     >>> stream = stream_reader()
     >>> stream.feed('{"type": "response.in_progress", "response": {}}')
@@ -754,35 +809,125 @@ class ResponseStream:
     def __init__(self) -> None:
         self.is_done = False
         self._body: dict[str, Any] = {}
-        self._items: dict[int, Any] = {}
+        self._items: dict[int, dict[str, Any]] = {}
+        """Items that are done, by their place."""
+        self._parts: dict[int, dict[str, Any]] = {}
+        """Items of the smaller events; their texts are lists of pieces."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer is whole if the stream ends here."""
+        return self.is_done
 
     @reading_event(NAME)
     def feed(self, data: str) -> None:
-        """Read one event. Raises: `StreamedError`; ``ValueError`` for data that is no event."""
+        """Read one event. Raises: `StreamedError`; ``ValueError`` for data that is no event, and
+        for a text after the end."""
         if data == "[DONE]":  # some servers end every stream with it
             return
         event = decode_message(data)
         if not isinstance(event, dict):
             raise ValueError("an event is not an object")
-        kind = event.get("type")
-        if kind == "error" or (kind is None and event.get("error")):  # of a proxy, without a type
+        kind = str(event.get("type") or "")
+        if kind == "error" or (not kind and event.get("error")):  # of a proxy, without a type
             raise streamed_error(event.get("error") or event)
-        if kind == "response.output_item.done":
-            index = event.get("output_index", len(self._items))
-            if not isinstance(index, int):
-                raise ValueError(f"output_index is not a number: {index!r}")
-            self._items[index] = event.get("item")
-        elif kind in ("response.completed", "response.incomplete", "response.failed"):
+        name, _, stage = kind.removeprefix("response.").rpartition(".")
+        if name in _TEXTS or name in _ARGUMENTS:
+            if self.is_done:
+                raise ValueError(f"{kind} after the end of the response")
+            self._add(name, stage, event)
+        elif name == "output_item":
+            index = _place(event, "output_index", len(self._items))
+            item = dict(inner(event, "item"))
+            if stage == "done":
+                self._items[index] = item
+                self._parts.pop(index, None)
+            else:
+                self._parts.setdefault(index, item)
+        elif name == "content_part" and stage == "done":
+            self._part(event, _place(event, "content_index")).update(inner(event, "part"))
+        elif not name and stage in _ENDS:
             self._body = dict(inner(event, "response"))
+            if stage in ("incomplete", "cancelled") and not self._body.get("status"):
+                self._body["status"] = stage
             self.is_done = True
-            if kind == "response.failed":
+            if stage == "failed":
                 raise streamed_error(self._body.get("error"))
 
+    def _add(self, name: str, stage: str, event: Mapping[str, Any]) -> None:
+        """Add a piece of a text or of arguments, or the whole of it."""
+        if field := _ARGUMENTS.get(name):
+            part, text = self._item(event, "function_call"), event.get(field)
+        else:
+            listed, place, kind, field = _TEXTS[name]
+            number = _place(event, place)
+            part, text = self._part(event, number, listed, kind), event.get(field)
+        if stage == "delta":
+            pieces = part.get(field)
+            if not isinstance(pieces, list):
+                pieces = part[field] = [pieces or ""]
+            pieces.append(str(event.get("delta") or ""))
+        elif stage == "done" and isinstance(text, str):
+            part[field] = text
+
+    def _item(self, event: Mapping[str, Any], kind: str) -> dict[str, Any]:
+        index = _place(event, "output_index")
+        return self._parts.setdefault(index, {"type": kind, "id": event.get("item_id")})
+
+    def _part(
+        self,
+        event: Mapping[str, Any],
+        number: int,
+        listed: str = "content",
+        kind: str = "output_text",
+    ) -> dict[str, Any]:
+        of_reasoning = kind in ("reasoning_text", "summary_text")
+        item = self._item(event, "reasoning" if of_reasoning else "message")
+        if item.get("type") == "message":
+            item.setdefault("role", "assistant")
+        parts = item.get(listed) or []
+        parts += [{"type": kind} for _ in range(number + 1 - len(parts))]
+        item[listed] = parts
+        part: dict[str, Any] = parts[number]
+        return part
+
     def body(self) -> dict[str, Any]:
-        """The body that the same answer has without a stream."""
-        return self._body | {
-            "output": self._body.get("output") or [item for _, item in sorted(self._items.items())]
-        }
+        """The body that the same answer has without a stream. Raises: ``ValueError`` where the last
+        event has less than those before it."""
+        by_place = {index: _joined(item) for index, item in self._parts.items()} | self._items
+        streamed = [item for _, item in sorted(by_place.items())]
+        output = self._body.get("output") or streamed
+        if self.is_done and not output:
+            raise ValueError("the response ended without any output")
+        if isinstance(output, list) and _num_characters(output) < _num_characters(streamed):
+            raise ValueError("the last event has less of the answer than the events before it")
+        return self._body | {"output": output}
+
+
+def _joined(item: Mapping[str, Any]) -> dict[str, Any]:
+    """An item of the smaller events with its texts in one piece."""
+    fields: dict[str, Any] = dict(item)
+    for listed in ("content", "summary"):
+        if listed in fields:
+            fields[listed] = [_joined(part) for part in fields[listed] or ()]
+    for name in ("text", "refusal", "arguments", "input"):
+        if isinstance(pieces := fields.get(name), list):
+            fields[name] = "".join(pieces)
+    return fields
+
+
+def _place(event: Mapping[str, Any], name: str, default: int = 0) -> int:
+    place = event.get(name, default)
+    if not isinstance(place, int) or not 0 <= place < MAX_PLACES:
+        raise ValueError(f"{name} is not a number: {place!r}")
+    return place
+
+
+def _num_characters(items: Sequence[Any]) -> int:
+    """Characters of the text and of the arguments of calls."""
+    message = _plain_message([item for item in items if isinstance(item, Mapping)])
+    calls = message.get("tool_calls") or ()
+    return len(message.get("content") or "") + sum(len(call.arguments) for call in calls)
 
 
 stream_reader = ResponseStream

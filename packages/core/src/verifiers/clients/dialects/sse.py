@@ -72,3 +72,8 @@ class EventDecoder:
                 self.last_id = text
             case b"retry" if text.isascii() and text.isdigit():
                 self.retry_ms = int(text[:9])
+
+    def rest(self) -> Iterator[str]:
+        """Yield the data of a last event without its blank line, at the end of the stream; it may
+        be cut."""
+        yield from self.feed(b"\n\n")
