@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from verifiers.clients.reply import message_of
+from verifiers.data.media import properly_named
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import check_values, decode_message
 from verifiers.types import ModelRequest, Response
@@ -214,8 +215,10 @@ def _sendable_message(message: Any, offered: Collection[Any], without: Collectio
         if not all(map(operator.is_, sent, calls)):
             changes["tool_calls"] = sent
     content = message.get("content")
-    if isinstance(content, list) and any(map(is_blank, content)):
-        content = changes["content"] = [part for part in content if not is_blank(part)] or ""
+    if isinstance(content, list):
+        named = [properly_named(part) for part in content if not is_blank(part)]
+        if len(named) < len(content) or not all(map(operator.is_, named, content)):
+            content = changes["content"] = named or ""
     if not without:
         return {**message, **changes} if changes else message
     if NULL in without and calls and content is None:

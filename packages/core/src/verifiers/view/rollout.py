@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from verifiers.data.media import properly_named
 from verifiers.data.messages import field, message_text
 from verifiers.data.text import split_reasoning
 from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, json_ready
@@ -158,7 +159,7 @@ def _part(part: object) -> dict[str, Any]:
     if kind == "text" and isinstance(field(part, "text"), str):
         return {"type": "text", "text": field(part, "text")}
     if kind == "image_url":
-        address = field(part, "image_url")
+        address = field(properly_named(part), "image_url")
         url = address if isinstance(address, str) else field(address, "url")
         if isinstance(url, str) and IMAGE.fullmatch(url):
             return {"type": "image", "url": url}

@@ -50,6 +50,7 @@ from verifiers.clients.reply import (
     reading_answer,
     streamed_error,
 )
+from verifiers.data.media import split_data_url
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_message
 from verifiers.types import (
@@ -66,6 +67,7 @@ NAME = "messages"
 PATHS = ("messages", "messages/count_tokens")
 DEFAULT_MAX_TOKENS = 8192
 """Sent when a call has no limit of tokens, because the API requires a limit."""
+PICTURES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 UNSIGNED = "unsigned"
 """The signature of thinking that no vendor signed."""
 
@@ -461,10 +463,14 @@ def _part_written(part: Mapping[str, Any]) -> dict[str, Any]:
     kind = part.get("type")
     if kind == "image_url":
         url = str(part["image_url"]["url"])
-        if not url.startswith("data:"):
+        if url[:5].lower() != "data:":
             return {"type": "image", "source": {"type": "url", "url": url}}
-        head, _, data = url.removeprefix("data:").partition(",")
-        media_type = head.removesuffix(";base64")
+        media_type, data = split_data_url(url) or ("", "")
+        if media_type not in PICTURES:
+            raise ConfigError(
+                f"the messages API takes pictures of {', '.join(PICTURES)} in base64, not"
+                f" {url.partition(',')[0][:60]!r}: convert the picture, or use another client"
+            )
         return {
             "type": "image",
             "source": {"type": "base64", "media_type": media_type, "data": data},
