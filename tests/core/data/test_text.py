@@ -21,6 +21,11 @@ from verifiers.errors import MissingKeyError
     ("text", "answer"),
     [
         (r"\boxed{4}", "4"),
+        (r"\boxed {4}", "4"),
+        ("\\boxed\n{4}", "4"),
+        ("\\boxed \t {\\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\fbox {4}", "4"),
+        (r"\boxed { 4 } and {5}", " 4 "),
         (r"\boxed{1} and then \boxed{2}", "2"),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed{\left\{ 1, 2 \right.}", r"\left\{ 1, 2 \right."),

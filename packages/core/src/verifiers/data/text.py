@@ -25,7 +25,7 @@ results were made with."""
 # an opening box, or a box of one token without braces; LaTeX escapes that are not braces ("\\" and
 # "\{"); or a plain brace
 _BRACES = re.compile(
-    r"\\(?:boxed|fbox)(?:\{|\s{0,9}(?P<token>[-+]?\d+(?:[.,]\d+)*|[a-zA-Z](?=\s{0,9}(?:[$.,;)\\]|\Z))"
+    r"\\(?:boxed|fbox)(?:\s{0,9}\{|\s{0,9}(?P<token>[-+]?\d+(?:[.,]\d+)*|[a-zA-Z](?=\s{0,9}(?:[$.,;)\\]|\Z))"
     r"|\\[dt]?frac\d\d|\\(?!boxed|fbox)[a-zA-Z]{1,20}(?:\{[^{}\n]{0,99}\}){0,2}))"
     r"|\\\\(?!boxed|fbox)|\\[{}]|[{}]"
 )

@@ -128,13 +128,22 @@ _NAME = re.compile(r"\|?\\?[a-zA-Z]+(?:_(?:\w|\{[^{}]*\}))?\'*(?:\([^()]*\))?\|?
 _TO_WORK_OUT = re.compile(
     r"(?<=[0-9)}])\s*(?:[-+]|(?:\*|\\times|\\cdot)(?!\s*10\s*\^)|\\div(?![a-z]))\s*(?=[0-9(\\{])"
 )
+_INNER = r"(?:[^{}]++|\{[^{}]*+\})*+"
 SPELLINGS = (
     # what models and people write, what the engine reads
     (r"[\u200b-\u200d\u2060\ufeff]", ""),
     (r"\\underline\{([^{}]*)\}", r"\1"),
     (r"^\\[(\[](.*)\\[)\]]$", r"\1"),
     (r"^(\*\*|__|\*|`)(.*)\1$", r"\2"),
-    (r"\$?\s{0,9}(?<!\\)[.,;]$|\\\\$", ""),
+    (r"~|\\(?:q?quad|displaystyle|textstyle)(?![a-zA-Z])", " "),
+    (r"(?:\\[ ,;:!]|\s){1,9}$|(?<!\\)\\$", ""),
+    (r"\$?\s{0,9}(?<!\\)[.,;。，；]$|\\\\$", ""),
+    (rf"\\(?:boldsymbol|bm|mathbf)\s{{0,9}}\{{({_INNER})\}}", r"\1"),
+    (rf"^\{{\\(?:bf|rm|it|sf|tt|em)\b\s{{0,9}}({_INNER})\}}$", r"\1"),
+    (r"^\\(?:text|textbf|textit|mathrm)\s{0,9}\{([^{}]*)\}$", r"\1"),
+    (r"\$?\s{0,9}(?<!\\)[.,;。，；]$|\\\\$", ""),
+    (r"\\mathrm\s{0,9}\{\s{0,9}([ei])\s{0,9}\}", r"\1"),
+    (r"\\(binom|dbinom|tbinom)\s{0,9}(\d)\s{0,9}(\d)", r"\\\1{\2}{\3}"),
     (r"^(?:=|≈|\\approx|\\simeq)\s*", ""),
     (r"^\\text\{[^{}]*(?::|\bis)\s*\}\s*|^(?:[Tt]he )?(?:final )?[Aa]nswer(?: is\b|:)\s*:?\s*", ""),
     (r"^\(?([A-Z])[).:]$", r"\1"),
@@ -184,6 +193,7 @@ _SPELLINGS = [(re.compile(written, re.DOTALL), read) for written, read in SPELLI
 _REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\{?|\((?=\d+\)))(\d+)[})]?")
 _RATIO = re.compile(r"[1-9]\d*(?:\s*:\s*[1-9]\d*){2,}")
 _IN_BASE = re.compile(r"([0-9a-zA-Z]+)_\{?([0-9]{1,2})\}?")
+_PERCENT = re.compile(r"(?:\s|\\[ ,;!]){0,9}\\%$")
 _HALF_OF_DAY = re.compile(
     r"(?<=\d)(?:\s|\\[,; ]|\\text\w*\{)*\b([ap])\.?\s?m\b\.?\s*\}?", re.IGNORECASE
 )
@@ -244,8 +254,11 @@ def compare_in_worker(engine: str, gold: str, answer: str, strict: bool) -> str:
     math_verify = importlib.import_module(engine)
     if strict:
         gold, answer = spelled(gold), spelled(answer)
+        if gold and gold == answer:
+            return Outcome.EQUAL.value
         if differs_in_words(gold, answer):
             return Outcome.DIFFERENT.value
+        gold, answer = _without_one_percent(gold, answer)
         gold, answer = _in_ten(*(_HALF_OF_DAY.sub("", text) for text in (gold, answer)))
     gold_parsed = _read(math_verify, gold, strict)
     if all(isinstance(expression, str) for expression in gold_parsed):  # no expression was parsed
@@ -291,6 +304,18 @@ def differs_in_words(gold: str, answer: str) -> bool:
     return all(halves) and len({half[1].lower() for half in halves if half}) == 2
 
 
+def _without_one_percent(gold: str, answer: str) -> tuple[str, str]:
+    """Two decimals of which one has a percent sign and both the same digits, without it: a gold
+    answer of 12.5 asks for the number of percent, as the engine takes it for whole numbers.
+
+    >>> _without_one_percent("12.5", "12.5 \\\\%"), _without_one_percent("0.125", "12.5\\\\%")
+    (('12.5', '12.5'), ('0.125', '12.5\\\\%'))
+    """
+    bare = [_PERCENT.sub("", text) for text in (gold, answer)]
+    has_one = (bare[0] == gold) != (bare[1] == answer)
+    return (bare[0], bare[1]) if has_one and bare[0] == bare[1] else (gold, answer)
+
+
 def _in_ten(gold: str, answer: str) -> tuple[str, str]:
     """Two numbers with a base each, whose subscripts the engine drops, in base ten."""
     numbers = []
@@ -330,17 +355,20 @@ def _has_several_values(gold: object) -> bool:
 
 
 def _are_exactly_equal(gold: Any, answer: Any) -> bool:
-    """Whether two numbers are equal, of which a decimal is read exactly: ``2^{0.5}``."""
+    """Whether two expressions are equal, of which a decimal is read exactly: ``2^{0.5}``."""
     import sympy
 
     sides = [side.rhs if isinstance(side, sympy.Eq) else side for side in (gold, answer)]
-    if not all(isinstance(side, sympy.Expr) and side.is_number for side in sides):
+    if not all(isinstance(side, sympy.Expr) for side in sides):
         return False
     decimals = set().union(*(side.atoms(sympy.Float) for side in sides))
-    exact = {decimal: sympy.Rational(str(decimal)) for decimal in decimals}
-    return bool(decimals) and bool(
-        sympy.simplify(sides[0].xreplace(exact) - sides[1].xreplace(exact)) == 0
-    )
+    exact: dict[Any, Any] = {decimal: sympy.Rational(str(decimal)) for decimal in decimals}
+    for symbol in set().union(*(side.free_symbols for side in sides)):
+        exact[symbol] = sympy.Symbol(symbol.name)  # the engine takes some for real
+    if not decimals:
+        return False
+    distance = sides[0].xreplace(exact) - sides[1].xreplace(exact)
+    return bool((sympy.simplify if distance.is_number else sympy.expand)(distance) == 0)
 
 
 def _is_one_value(gold: object, answer: object, text: str) -> bool:
