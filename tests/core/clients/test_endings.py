@@ -7,7 +7,7 @@ import json
 import pytest
 
 import verifiers as vf
-from verifiers.clients.reply import INTERRUPTED, TRUNCATED, WHOLE
+from verifiers.clients.reply import COMPLETE, INTERRUPTED, TRUNCATED
 from verifiers.clients.retry import RetryPolicy
 from verifiers.testing import Behaviour, FakeServer
 
@@ -116,7 +116,7 @@ async def test_a_word_that_nobody_knows_is_repeated_once_and_named():
 
 
 def test_every_word_has_one_meaning():
-    assert not TRUNCATED & INTERRUPTED | TRUNCATED & WHOLE | INTERRUPTED & WHOLE
+    assert not TRUNCATED & INTERRUPTED | TRUNCATED & COMPLETE | INTERRUPTED & COMPLETE
 
 
 def test_a_word_that_nobody_knows_is_told_once_for_a_run(tmp_path):

@@ -216,9 +216,9 @@ def _sendable_message(message: Any, offered: Collection[Any], without: Collectio
             changes["tool_calls"] = sent
     content = message.get("content")
     if isinstance(content, list):
-        named = [properly_named(part) for part in content if not is_blank(part)]
-        if len(named) < len(content) or not all(map(operator.is_, named, content)):
-            content = changes["content"] = named or ""
+        parts = [properly_named(part) for part in content if not is_blank(part)]
+        if len(parts) < len(content) or not all(map(operator.is_, parts, content)):
+            content = changes["content"] = parts or ""
     if not without:
         return {**message, **changes} if changes else message
     if NULL in without and calls and content is None:
@@ -263,14 +263,14 @@ def as_received(message: Any) -> Any:
 
 def _received_call(call: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
     """A call as received, with the parts that no server does without."""
-    said = {name: value for name, value in call.items() if value is not None}
-    if "function" not in said:
+    fields_set = {name: value for name, value in call.items() if value is not None}
+    if "function" not in fields_set:
         return {**current}
-    arguments = said["function"].get("arguments")
-    function = {**current["function"], **said["function"]}
+    arguments = fields_set["function"].get("arguments")
+    function = {**current["function"], **fields_set["function"]}
     if not arguments:
         function["arguments"] = current["function"]["arguments"]
-    return {**current, **said, "id": current["id"], "function": function}
+    return {**current, **fields_set, "id": current["id"], "function": function}
 
 
 def _sendable_call(call: Any, offered: Collection[Any], without: Collection[str]) -> Any:
@@ -327,8 +327,8 @@ def refused_in_history(
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     fields = {name for message in messages for name in message} - _FIELDS
     fields |= {name for call in calls for name in call} - _CALL_FIELDS
-    if named := sorted(fields & words):
-        return str(named[0])
+    if refused := sorted(fields & words):
+        return str(refused[0])
     has_null = any(m.get("tool_calls") and m.get("content") is None for m in messages)
     if has_null and ("content" in words or _SPEAKS_OF_NULL.search(answer)):
         return NULL

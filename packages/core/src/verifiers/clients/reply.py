@@ -66,7 +66,7 @@ INTERRUPTED = frozenset(
 )
 """Finish reasons of a reply that the server broke off; another attempt may be whole."""
 CALLING = frozenset("tool_calls tool_call function_call function_calls tool_use".split())
-WHOLE = CALLING | frozenset(
+COMPLETE = CALLING | frozenset(
     "stop end end_turn stop_sequence stop_token stop_str eos eos_token end_of_text completed"
     " complete finish finished done success normal".split()
 )
@@ -249,7 +249,7 @@ def finish_of(message: Mapping[str, Any], reason: object, where: str) -> str:
         return "length"
     if word in INTERRUPTED:
         raise ModelUnavailable(f"{where} interrupted its reply (finish reason {reason})")
-    if word not in WHOLE:
+    if word not in COMPLETE:
         raise MalformedResponse(
             f"{where} ended its reply with the finish reason {str(reason)[:80]!r}, which is not"
             " known here: the reply may be a part of the answer, and is not scored",

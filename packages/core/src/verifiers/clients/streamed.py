@@ -86,7 +86,7 @@ class StreamedClient(HttpClient):
                 if reader.is_done:
                     return encode(reader.body())
             with suppress(json.JSONDecodeError):  # a last event that is cut
-                for data in decoder.rest():
+                for data in decoder.last():
                     reader.feed(data)
             if reader.is_whole:
                 return encode(reader.body())

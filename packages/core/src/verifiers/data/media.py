@@ -1,7 +1,7 @@
 """Media types of pictures and sounds in messages, by the names that vendors know.
 
 Datasets and programs name them as files are named (``image/jpg``), in capitals, with parameters, or
-wrongly; the first bytes of a picture say what it is. Nothing is decoded but these bytes.
+wrongly; the first bytes of a picture say which type it has. Nothing is decoded but these bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SOUNDS = {"wave": "wav", "x-wav": "wav", "vnd.wave": "wav", "mpeg": "mp3", "mpg
 
 def media_type(name: str, data: str = "") -> str:
     """Return the registered name of a media type: that of the first bytes of ``data`` (base64)
-    where they are known, else of what it is called.
+    where they are known, else of the name it came with.
 
     >>> media_type("image/JPG"), media_type("image/png; charset=binary"), media_type("", "/9j/4AAQ")
     ('image/jpeg', 'image/png', 'image/jpeg')
@@ -106,6 +106,6 @@ def properly_named(part: Any) -> Any:
 def _named_url(url: Any) -> Any:
     if not isinstance(url, str) or url[:5].lower() != "data:":
         return url
-    if (named := split_data_url(url)) is None:
+    if (media := split_data_url(url)) is None:
         return url
-    return f"data:{named[0]};base64,{named[1]}"
+    return f"data:{media[0]};base64,{media[1]}"

@@ -859,8 +859,8 @@ class ResponseStream:
         if field := _ARGUMENTS.get(name):
             part, text = self._item(event, "function_call"), event.get(field)
         else:
-            listed, place, kind, field = _TEXTS[name]
-            number = _place(event, place)
+            listed, counter, kind, field = _TEXTS[name]
+            number = _place(event, counter)
             part, text = self._part(event, number, listed, kind), event.get(field)
         if stage == "delta":
             pieces = part.get(field)
@@ -917,10 +917,10 @@ def _joined(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place(event: Mapping[str, Any], name: str, default: int = 0) -> int:
-    place = event.get(name, default)
-    if not isinstance(place, int) or not 0 <= place < MAX_PLACES:
-        raise ValueError(f"{name} is not a number: {place!r}")
-    return place
+    index = event.get(name, default)
+    if not isinstance(index, int) or not 0 <= index < MAX_PLACES:
+        raise ValueError(f"{name} is not a number: {index!r}")
+    return index
 
 
 def _num_characters(items: Sequence[Any]) -> int:

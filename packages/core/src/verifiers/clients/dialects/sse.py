@@ -73,7 +73,7 @@ class EventDecoder:
             case b"retry" if text.isascii() and text.isdigit():
                 self.retry_ms = int(text[:9])
 
-    def rest(self) -> Iterator[str]:
+    def last(self) -> Iterator[str]:
         """Yield the data of a last event without its blank line, at the end of the stream; it may
         be cut."""
         yield from self.feed(b"\n\n")

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verifiers.clients.http import MAX_TOKENS
-from verifiers.clients.payload import to_fields
+from verifiers.clients.payload import limit_name, to_fields
 from verifiers.errors import ConfigError, WeightSyncError
 from verifiers.types import ModelRequest
 from verifiers_trainer.engines.vllm.control import Server
@@ -138,7 +137,7 @@ def request_body(
         seed=0,
         require_tokens=True,
     )
-    return to_fields(request, MAX_TOKENS if in_chat else "max_tokens")
+    return to_fields(request, limit_name((), is_older=not in_chat))
 
 
 def _ask(
