@@ -332,3 +332,48 @@ def test_results_in_memory_and_from_disk_compare_alike(tmp_path):
     assert live.difference == loaded.difference == mixed.difference
     assert f"B − A  reward: {live.sentence()}" in str(before.compare(after))
     assert repr(before.compare(after)) == str(before.compare(after))
+
+
+# --- runs that a stopping rule ended --------------------------------------------------------------
+
+DECIDED = {"low": 0.05, "high": 0.4, "num_examples": 40, "against": "a", "is_decided": True}
+
+
+def test_a_run_that_ended_when_it_differed_is_refused_with_its_own_interval():
+    runs = [run("a", [[0.0]] * 40), run("b", [[1.0]] * 40, stopped=DECIDED)]
+    compared = compare_runs(runs)
+    assert compared.differences == ()
+    (because,) = compared.refused[0].because
+    assert "b ended as soon as it differed from a" in because
+    assert "between 0.050 and 0.400" in because
+    (difference_anyway,) = compare_runs(runs, anyway=True).differences
+    assert any("as soon as it differed" in note for note in difference_anyway.notes)
+    # negative control: all examples were run, and nothing was decided
+    undecided = run("b", [[1.0]] * 40, stopped=DECIDED | {"is_decided": False})
+    assert compare_runs([runs[0], undecided]).refused == ()
+
+
+def test_a_run_that_ended_when_its_mean_was_known_is_compared_with_a_note():
+    ended = run("a", [[0.0]] * 40, stopped=DECIDED | {"against": None})
+    (compared,) = compare_runs([ended, run("b", [[1.0]] * 40)]).differences
+    assert "a ended once its mean was known well enough" in compared.notes[0]
+
+
+def test_p_values_at_the_time_that_shows_a_difference_are_wrong_in_far_more_than_5_of_100_runs():
+    """What the refusal is for: two equal models, looked at after every example."""
+    draw, num_wrong = np.random.default_rng(5), 0
+    for _ in range(200):
+        values = draw.normal(size=100)
+        sizes = np.arange(10, 101)
+        sums, squares = values.cumsum()[9:], (values**2).cumsum()[9:]
+        t = sums / sizes / np.sqrt((squares / sizes - (sums / sizes) ** 2) / (sizes - 1))
+        num_wrong += bool((abs(t) > 1.98).any())
+    assert num_wrong / 200 > 0.2
+
+
+def test_the_results_of_a_stopped_run_say_that_they_are(tmp_path):
+    env = single_turn(8)
+    baseline = env.evaluate(ScriptedClient("no"), "m", results_path=tmp_path / "a")
+    better = env.evaluate(ScriptedClient("no"), "m", results_path=tmp_path / "b")
+    better.metadata["stopped"] = DECIDED
+    assert "as soon as it differed" in str(better.compare(baseline))

@@ -61,6 +61,9 @@ class Measured:
     config: Mapping[str, Any] = field(default_factory=dict)
     """The configuration that its rollouts share; empty when unknown."""
     status: str = "complete"
+    stopped: Mapping[str, Any] | None = None
+    """What a stopping rule concluded that ended it before its plan: ``low high num_examples
+    against is_decided``; None if none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +254,9 @@ def compare_runs(
     refused: list[Incomparable] = []
     for baseline, run in _pairs(runs):
         because, notes = incomparable_because(baseline, run, metrics)
+        for member in (baseline, run):
+            reason, note = _ended_by_a_rule(member)
+            because, notes = because + reason, notes + note
         if because and (not anyway or not _shared(baseline, run, metrics)):
             refused.append(Incomparable(baseline.name, run.name, tuple(because)))
             continue
@@ -297,6 +303,31 @@ def incomparable_because(
         if member.status != "complete":
             notes.append(f"{member.name} is {member.status}")
     return because, notes
+
+
+def _ended_by_a_rule(run: Measured) -> tuple[list[str], list[str]]:
+    """(reasons against a comparison, notes on it) of a run that a stopping rule ended.
+
+    A rule that waits for a difference ends at the one time that shows it: between equal models a
+    test that is looked at after every example "finds" one in far more than 5% of the runs.
+    """
+    stopped = run.stopped or {}
+    if not stopped.get("is_decided", bool(stopped)):
+        return [], []
+    if stopped.get("against") is None:
+        note = (
+            f"{run.name} ended once its mean was known well enough: p and interval, which are of a"
+            " fixed number of examples, hold for many examples alone"
+        )
+        return [], [note]
+    reason = (
+        f"{run.name} ended as soon as it differed from {stopped['against']} (--until-decided), and"
+        " p and interval hold for a number of examples that no result has set: its own interval,"
+        f" valid at any time, has the difference to {stopped['against']} between"
+        f" {stopped['low']:.3f} and {stopped['high']:.3f}; for a p-value run the same examples to"
+        " the end, or compare a new run"
+    )
+    return [reason], []
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any], parts: Sequence[str]) -> list[str]:

@@ -457,6 +457,7 @@ def measured(
                 facts.get("model") or "",
                 known_config,
                 facts["status"],
+                facts.get("stopped"),
             )
         )
     return merged_runs

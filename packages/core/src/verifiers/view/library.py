@@ -268,13 +268,15 @@ class Library:
         for row, pair in enumerate(zip(keys, index.columns["reward"], strict=True)):
             if row not in replaced:
                 values.setdefault(pair[0], []).append(pair[1])
+        stored = describe.settings(source)
         return Measured(
             run_id,
             described["env"],
             {"reward": values},
             described["model"],
-            describe.settings(source)["config"],
+            stored["config"],
             "complete" if described["status"] == "finished" else described["status"],
+            stored["metadata"].get("stopped"),
         )
 
     def _read_index(self, run_id: str, step: int | None) -> RowIndex:
