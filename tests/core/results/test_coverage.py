@@ -25,7 +25,7 @@ from support.coverage_cases import (
 from verifiers.clients import OpenAIChatCompletionsClient, RetryPolicy
 from verifiers.errors import RolloutError
 from verifiers.results.coverage import FIRST, Coverage
-from verifiers.results.heads import counts_of_text
+from verifiers.results.heads import VALUES, counts_of_text, head_values
 from verifiers.results.index import RowIndex
 from verifiers.results.texts import number_lines
 from verifiers.testing import FakeServer, ScriptedClient
@@ -185,6 +185,29 @@ def test_the_index_counts_a_row_as_the_run_does(tmp_path):
             coverage.add_counts(counts_of_text(text))
         counts = results.metadata["coverage"]
         assert coverage.counts() == {name: counts[name] for name in coverage.counts()}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"attempts": "many"},
+        {"attempts": 1e300},
+        {"attempts": -3},
+        {"failed_requests": {"refused_for_rate": -2, "unusable": "x"}},
+        {"failed_requests": [1]},
+        {"tool_defs": [{"function": "add"}, 3, {"name": "add"}]},
+        {"tool_defs": "add", "tool_errors": 7},
+        {"completion": [{"role": "assistant", "content": "x", "tool_calls": 5}]},
+        {"completion": [{"role": "assistant", "content": 5}]},
+        {"is_truncated": [], "is_unparsed": "no"},
+    ],
+    ids=repr,
+)
+def test_odd_values_of_another_program_cost_no_row(odd):
+    row = {"prompt": "?", "completion": "x", "reward": 1.0, "metrics": {"a": 1.0}, "tool_defs": []}
+    values = dict(zip(VALUES, head_values(json.dumps(row | odd).encode(), []), strict=True))
+    assert values["reward"] == 1.0
+    assert all(count > 0 for count in counts_of_text(values["counts"]).values())
 
 
 def test_requests_that_failed_are_counted_and_explained(tmp_path):

@@ -3,6 +3,7 @@ policy itself."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -19,7 +20,10 @@ from support.training import (
     small_policy,
     toy_env,
 )
+from verifiers.environments.integrations.gym import sum_step_rewards
 from verifiers.errors import ConfigError, DatasetError, NoLearningSignal
+from verifiers.testing import ScriptedClient
+from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED
 from verifiers_trainer.pipeline.offline import OfflineRollouts, holds_rollouts, read_groups
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
@@ -304,3 +308,122 @@ def test_several_turns_of_text_are_each_trained(tmp_path):
     assert [len(record.turns) for record in groups[0].rollouts] == [2, 1]
     assert digits(talk) == 1
     run(trainer_of(tmp_path, data, batch_size=2, max_steps=1))
+
+
+# --- as if they were trained live -----------------------------------------------------------------
+
+
+class Steps(vf.MultiTurnEnv):
+    """Three turns, worth what their lengths say; the reward is half of their sum and a bonus."""
+
+    async def env_response(self, messages, state):
+        return [{"role": "user", "content": "on"}]
+
+    @vf.cleanup
+    async def rewards(self, state):
+        for number, step in enumerate(state["trajectory"]):
+            step["reward"] = number * len(step["completion"][-1].content) / 3
+
+
+class Longer(vf.TwoPlayerEnv):
+    """The longer reply wins, by as much as it is longer."""
+
+    def new_game(self, row):
+        return []
+
+    def to_move(self, game):
+        return len(game) if len(game) < 2 else None
+
+    def observation(self, game, player):
+        return "a word?"
+
+    def move(self, game, player, text):
+        return [*game, len(text)]
+
+    def payoff(self, game):
+        return (game[0] - game[1]) / 7
+
+
+def bonus(completion):
+    return len(completion[-1].content) / 7
+
+
+def steps(weights=(0.5, 0.3)):
+    rubric = vf.Rubric([sum_step_rewards, bonus], list(weights))
+    return Steps(dataset=rows(2), rubric=rubric, max_turns=3)
+
+
+def played(env, folder=None, **options):
+    """Four siblings of two examples; replies of different lengths."""
+    texts = itertools.cycle(["a", "bcd", "ef", "ghij", "k", "l", "mno"])
+    options = {"results_path": folder, "keep_states": True} | options
+    return env.evaluate(
+        ScriptedClient(lambda request: next(texts), tokens=True),
+        "m",
+        num_examples=2,
+        rollouts_per_example=4,
+        max_concurrent=1,
+        **options,
+    )
+
+
+def batch_of(groups, config):
+    """What is trained of some groups, to the bit, but the version of the policy that sampled."""
+    row_arrays = []
+    for row in build(groups, [], config).rows_R[0]:
+        values = {
+            name: getattr(row, name) for name in row.__dataclass_fields__ if name != "version"
+        }
+        row_arrays.append(
+            {n: v.tobytes() if isinstance(v, np.ndarray) else v for n, v in values.items()}
+        )
+    return row_arrays
+
+
+@pytest.mark.parametrize(
+    ("make", "num_different"),
+    [(steps, 7), (lambda: Longer(dataset=rows(2)), 5)],
+    ids=["steps", "roles"],
+)
+@pytest.mark.parametrize("where", ["file", "file read again", "memory"])
+def test_a_saved_group_gives_the_samples_of_the_live_group(make, num_different, where, tmp_path):
+    env = make()
+    results = played(env, tmp_path / "run", state_columns=["trajectory"])
+    records = [state.rollout() for state in results["states"]]
+    weights = dict(env.rubric.plan().weights)
+    if where == "file read again":  # the second session takes all from the first
+        results = played(env, tmp_path / "run", state_columns=["trajectory"])
+    source = tmp_path / "run" if where == "file" else results
+    differs = set()
+    for credit, advantage, gamma in itertools.product(
+        ("turn", "rollout"), ("mean", "none", "mean_std", "best"), (0.0, 0.9, 1.0)
+    ):
+        if credit == "turn" and advantage == "mean_std":  # has no form for turns
+            continue
+        settings = {"credit": credit, "gamma": gamma} if credit == "turn" else {"credit": credit}
+        config = small_config(tmp_path, advantage=advantage, max_seq_len=512, **settings)
+        live = [Group(n, n, tuple(records[4 * n : 4 * n + 4]), weights=weights) for n in range(2)]
+        saved = read_groups(source, build_tiny_tokenizer(), config)
+        trained = batch_of(live, config)
+        assert batch_of(saved, config) == trained, (credit, advantage, gamma)
+        differs.add(repr(trained))
+    assert len(differs) >= num_different  # negative control: the settings matter
+
+
+def test_a_weight_that_is_not_known_is_refused(tmp_path):
+    results = played(steps())
+    records = [state.rollout() for state in results["states"]]
+    for record in records:
+        record.turn_sum_weight = None
+    config = small_config(tmp_path, credit="turn", advantage="mean", max_seq_len=512)
+    with pytest.raises(ConfigError, match=r"'sum_step_rewards' weighs .* that weight is not known"):
+        build([Group(0, 0, tuple(records[:4]))], [], config)
+
+
+def test_credit_per_turn_of_a_run_without_its_turns_is_refused(tmp_path):
+    played(steps(), tmp_path / "run")
+    config = small_config(tmp_path, credit="turn", advantage="mean", max_seq_len=512)
+    with pytest.raises(DatasetError, match="-C trajectory"):
+        read_groups(tmp_path / "run", build_tiny_tokenizer(), config)
+    whole = small_config(tmp_path, advantage="mean", max_seq_len=512)
+    assert len(read_groups(tmp_path / "run", build_tiny_tokenizer(), whole)) == 2

@@ -217,10 +217,11 @@ def counts_of(
     failed = {kind: failed_requests.get(kind, 0) for kind in FAILED_REQUESTS}
     counts = failed | {
         "requests": num_replies + sum(failed.values()),
-        "begun_again": int((attempts or 1) - 1),
+        "begun_again": int(max(0.0, again)) if (again := number(attempts) - 1) == again else 0,
     }
     if error is None or completion:
-        num_calls = sum(len(field(message, "tool_calls") or ()) for message in messages)
+        calls = [field(message, "tool_calls") for message in messages]
+        num_calls = sum(len(of_message) for of_message in calls if isinstance(of_message, list))
         counts |= {
             "rollouts": 1,
             "truncated": int(bool(is_truncated)),

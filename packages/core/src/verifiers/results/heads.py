@@ -218,12 +218,16 @@ def _counts_text(head: Any) -> str:
         reward=head.reward,
         is_truncated=head.is_truncated,
         is_unparsed=head.is_unparsed,
-        tool_defs=[tool for tool in tools if isinstance(tool, Mapping)],
+        tool_defs=[tool for tool in tools if _is_tool(tool)],
         tool_errors=_texts(head.tool_errors) or [],
-        failed_requests={kind: n for kind, n in failed.items() if isinstance(n, int)},
+        failed_requests={kind: n for kind, n in failed.items() if type(n) is int and n >= 0},
         attempts=head.attempts,
     )
     return " ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def _is_tool(tool: object) -> bool:
+    return isinstance(tool, Mapping) and isinstance(tool.get("function") or tool, Mapping)
 
 
 def counts_of_text(text: str) -> dict[str, int]:

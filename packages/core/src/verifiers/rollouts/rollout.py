@@ -103,6 +103,8 @@ class Rollout:
     turn_sum: Annotated[str, Saved(when="if set", key=None, read=lambda name: name or "")] = ""
     """The metric of the reward that is the sum of its turns' rewards, so that credit per turn
     counts them once; empty without a turn's reward."""
+    turn_sum_weight: Annotated[float | None, Saved(when="if set", key=None)] = None
+    """The weight of ``turn_sum`` in the reward; None without it, and where it is not known."""
     tool_errors: Annotated[
         list[str], Saved(when="if set", key=None, read=lambda texts: texts or [])
     ] = field(default_factory=list)
@@ -210,6 +212,11 @@ class Rollout:
         for kind, count in kinds.items():
             self.failed_requests[kind] = self.failed_requests.get(kind, 0) + count
 
+    def note_turn_sum(self, name: str, weights: Mapping[str, float]) -> None:
+        """Say which weighted function, "" = none, adds up the rewards of the turns."""
+        self.turn_sum = "" if name in self.not_applicable else name
+        self.turn_sum_weight = weights[name] if self.turn_sum else None
+
     # --- what training reads
 
     @property
@@ -250,6 +257,7 @@ class Rollout:
             advantage=None,
             role_rewards={},
             turn_sum="",
+            turn_sum_weight=None,
         )
 
     # --- JSON

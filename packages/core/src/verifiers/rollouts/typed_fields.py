@@ -27,6 +27,7 @@ class SavedFields:
     advantage: float | None
     role_rewards: dict[str, float]
     turn_sum: str
+    turn_sum_weight: float | None
     tool_errors: list[str]
     is_unparsed: bool | None
     not_applicable: list[str]

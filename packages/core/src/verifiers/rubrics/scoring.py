@@ -191,7 +191,7 @@ def _conclude(plan: Plan, rollout: Rollout) -> None:
     measures is unknown.
     """
     is_scored = can_be_scored(rollout)
-    rollout.turn_sum = "" if plan.turn_sum in rollout.not_applicable else plan.turn_sum
+    rollout.note_turn_sum(plan.turn_sum, plan.weights)
     reward = weighted(plan.weights, rollout) if is_scored else NAN
     if plan.weights and plan.weights.keys() <= set(rollout.not_applicable):
         names = ", ".join(map(repr, plan.weights))

@@ -50,7 +50,7 @@ def apply_length_rules(rollout: Rollout, settings: GroupSettings) -> Rollout:
     ):
         return replace(rollout, reward=math.nan)
     if is_zeroed(rollout, settings):
-        return replace(rollout, reward=0.0, turn_sum="")
+        return replace(rollout, reward=0.0, turn_sum="", turn_sum_weight=None)
     return rollout
 
 
@@ -185,12 +185,29 @@ class Group:
         """The environment's rewards of a rollout's turns [turns], as they weigh in its reward."""
         turn_rewards = () if is_zeroed(rollout, settings) else rollout.turn_rewards
         rewards = np.array(turn_rewards or [0.0] * len(rollout.turns), np.float64)
-        return rewards * self.weights.get(rollout.turn_sum, 1.0)
+        return rewards * self._weight_of_turns(rollout)
 
     def _of_turns(self, rollout: Rollout) -> float:
         """The part of a rollout's reward that is the sum of its turns' rewards."""
-        weight = self.weights.get(rollout.turn_sum, 1.0)
-        return weight * rollout.metrics[rollout.turn_sum] if rollout.turn_sum else 0.0
+        if not rollout.turn_sum:
+            return 0.0
+        return self._weight_of_turns(rollout) * rollout.metrics[rollout.turn_sum]
+
+    def _weight_of_turns(self, rollout: Rollout) -> float:
+        """The weight of the sum of the turns' rewards in the rollout's; 1 without such a sum.
+
+        *Raises* ConfigError when it is not known.
+        """
+        if not rollout.turn_sum:
+            return 1.0
+        weight = self.weights.get(rollout.turn_sum, rollout.turn_sum_weight)
+        if weight is None:
+            raise ConfigError(
+                f"credit='turn' weighs the turns' rewards as {rollout.turn_sum!r} weighs in the"
+                f" reward, and of a rollout of example {self.example_id} that weight is not known:"
+                " pass weights= to its Group, or set credit='rollout'"
+            )
+        return weight
 
     @functools.cached_property
     def oldest_version(self) -> int | None:

@@ -129,8 +129,7 @@ class RewardWeights:
                 effective = effective_weights(rubric, weights)
                 # credit per turn reads it: the sum of turns' rewards may have gained or lost weight
                 turn_sum = replace(rubric.plan(), weights=effective).turn_sum
-                is_applied = turn_sum not in state.record.not_applicable
-                state.record.turn_sum = turn_sum if is_applied else ""
+                state.record.note_turn_sum(turn_sum, effective)
                 state["reward"] = number(rewards.weighted(effective, state.record))
 
     def weights_of(self, epoch: int, state: State) -> Mapping[str, float]:

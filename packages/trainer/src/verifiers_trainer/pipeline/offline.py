@@ -199,9 +199,17 @@ def _from_results(
         states = [output_to_state(output) for output in results.outputs]
     for state in states:
         record = state.rollout()
-        turns = tuple(_of_another_run(turn, imitates) for turn in record.turns) or _tokenised(
-            state["prompt"], state["completion"], tokenizer, state["tool_defs"]
-        )
+        turns = tuple(_of_another_run(turn, imitates) for turn in record.turns)
+        if not turns:
+            if record.turn_sum and config.credit == "turn" and not imitates:
+                raise DatasetError(
+                    f"credit='turn' needs the rewards of the turns, which {record.turn_sum!r} added"
+                    f" up, and a rollout of example {record.row['example_id']} was saved without its"
+                    ' turns: save them with state_columns=["trajectory"] (vf-eval -C trajectory),'
+                    " or set credit='rollout'"
+                )
+            texts = state["prompt"], state["completion"], tokenizer, state["tool_defs"]
+            turns = _tokenised(*texts)
         yield state["prompt"], replace(record, transcript=Transcript(turns))
 
 
