@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+import verifiers as vf
 from verifiers.clients import as_client, client_and_model, load_endpoints
 from verifiers.errors import ConfigError
+from verifiers.testing import Behaviour, FakeServer
 
 TOML = """
 [[endpoint]]
@@ -118,3 +120,54 @@ def test_an_entry_of_a_kind_that_is_not_spoken_is_refused_when_it_is_chosen(tmp_
         ConfigError, match=r"endpoints\.toml: the endpoint 'other' is of the kind 'renderer'"
     ):
         as_client(groups["other"])
+
+
+VARIABLES = """
+[[endpoint]]
+endpoint_id = "team"
+model = "m"
+url = "{url}"
+key = "{key}"
+headers = {{ X-Team = "$WIRE_TEAM", Proxy-Token = "Bearer ${{WIRE_TOKEN}}", X-Price = "$5" }}
+"""
+
+
+@pytest.mark.parametrize("key", ["WIRE_KEY", "$WIRE_KEY", "${WIRE_KEY}"])
+def test_headers_and_keys_of_a_registry_may_name_variables(tmp_path, monkeypatch, key):
+    secrets = {"WIRE_TEAM": "team-31415926", "WIRE_TOKEN": "tok-27182818", "WIRE_KEY": "key-1414"}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    env = vf.SingleTurnEnv(
+        dataset=[{"question": "q", "answer": "x"}], rubric=vf.Rubric(funcs=[lambda: 1.0])
+    )
+    refused = Behaviour(400, body='{"error": {"message": "no tok-27182818 of team-31415926"}}')
+    with FakeServer("ok", script=lambda hit: refused if hit.index else None) as server:
+        (tmp_path / "a.toml").write_text(VARIABLES.format(url=server.url, key=key))
+        (endpoint,) = load_endpoints(tmp_path / "a.toml")["team"]
+        assert "31415926" not in str(dict(endpoint))
+        for _ in range(2):
+            results = env.evaluate(endpoint, "m", num_examples=1)
+        headers = server.hits[0].headers
+    assert (headers["x-team"], headers["proxy-token"]) == ("team-31415926", "Bearer tok-27182818")
+    assert (headers["x-price"], headers["authorization"]) == ("$5", "Bearer key-1414")
+    errors = str(results["errors"])
+    assert "***" in errors
+    assert not any(value in errors for value in secrets.values())
+
+
+@pytest.mark.parametrize("absent", ["WIRE_TEAM", "WIRE_TOKEN"])
+def test_a_variable_that_is_not_set_is_named_before_the_first_request(
+    tmp_path, monkeypatch, absent
+):
+    for name in {"WIRE_TEAM", "WIRE_TOKEN"} - {absent}:
+        monkeypatch.setenv(name, "something")
+    monkeypatch.delenv(absent, raising=False)
+    env = vf.SingleTurnEnv(
+        dataset=[{"question": "q", "answer": "x"}], rubric=vf.Rubric(funcs=[lambda: 1.0])
+    )
+    with FakeServer("ok") as server:
+        (tmp_path / "a.toml").write_text(VARIABLES.format(url=server.url, key="WIRE_KEY"))
+        (endpoint,) = load_endpoints(tmp_path / "a.toml")["team"]
+        with pytest.raises(vf.MissingKeyError, match=f"variable {absent}, which is not set"):
+            env.evaluate(endpoint, "m", num_examples=1)
+        assert server.count == 0

@@ -232,6 +232,17 @@ async def test_pydantic_messages_give_their_question_too():
     assert sent(client) == "2+2"
 
 
+@pytest.mark.parametrize(
+    ("slot", "meant"), [("reponse", "response"), ("qestion", "question"), ("Answer", "answer")]
+)
+def test_a_misspelt_slot_is_refused_with_the_one_that_is_meant(slot, meant):
+    with pytest.raises(ConfigError, match=f"{{{slot}}}.*did you mean {{{meant}}}"):
+        JudgeRubric(judge_prompt=f"{{question}} {{{slot}}}", judge_client=ScriptedClient("yes"))
+    # negative control: names of an author's own
+    for own_slot in ("criteria", "answers", "context"):
+        JudgeRubric(judge_prompt=f"{{question}} {{{own_slot}}}")
+
+
 async def test_further_keywords_fill_further_slots_literally():
     client = ScriptedClient(["yes"])
     rubric = JudgeRubric(

@@ -30,6 +30,7 @@ from verifiers.runtime.syntax import parse_python
 _FIELDS = "endpoint_id model api_base_url api_key_var headers client_type".split()
 FIELD_OF = {name: name for name in (*_FIELDS, *PRICE_FIELDS)} | compat.ENDPOINT_KEYS
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MARKED_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w{0,99})|\{([A-Za-z_]\w{0,99})\})")
 _SECRET = re.compile(
     r"(sk|pk|hf|gsk|xai|pit|key|api)[-_](?=.*\d).{12,}|(?=.*\d)(?=.*[a-z])(?=.*[A-Z]).{24,}"
 )
@@ -203,6 +204,8 @@ def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
     fields["client_type"] = kind = SHORT_CLIENT_TYPES.get(kind, kind)
     check_client_type(kind, is_chosen=False)
     variable = fields.get("api_key_var", "OPENAI_API_KEY")
+    if match := _MARKED_VARIABLE.fullmatch(variable):
+        fields["api_key_var"] = variable = match[1] or match[2]
     if _SECRET.fullmatch(variable) or not _VARIABLE.fullmatch(variable):
         raise ConfigError(
             f"{location}: 'key' must name an environment variable, but its value looks like a key"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
@@ -57,7 +58,7 @@ from verifiers.runtime.calls import PerLoop
 from verifiers.runtime.deadlines import Deadline
 from verifiers.runtime.decoding import decode_message
 from verifiers.runtime.http_clients import header_value, is_loopback_url, open_session
-from verifiers.runtime.redaction import digested
+from verifiers.runtime.redaction import digested, remember_secrets
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.described import describe, type_name
 from verifiers.storage.identity import Free, Identified
@@ -65,6 +66,10 @@ from verifiers.types import ModelRequest, Response
 
 KEEPALIVE_S = 4.5  # below the 5 s after which uvicorn closes an idle connection
 SPARE_FILES = 64  # files that the rest of the process may open later
+
+
+_VARIABLE = re.compile(r"([A-Za-z]{1,20} )?\$(?:([A-Za-z_]\w{0,99})|\{([A-Za-z_]\w{0,99})\})")
+"""A header that is the value of a variable, after the name of a scheme or alone."""
 
 
 class Pool:
@@ -166,6 +171,7 @@ class HttpClient(Identified, ABC):
         """*Raises* MissingKeyError when the endpoint needs a key and its variable is not set. Sends
         nothing."""
         self._key()
+        self._headers()
 
     async def complete(self, request: ModelRequest) -> Response:
         """Return one completion, with retries. Raises as `Client.complete`."""
@@ -355,7 +361,7 @@ class HttpClient(Identified, ABC):
         headers = {
             "Content-Type": "application/json",
             "Accept": "application/json",
-            **config.extra_headers,
+            **self._headers(),
         }
         for name, value in self._credentials(key).items():
             headers.setdefault(name, value)
@@ -373,7 +379,7 @@ class HttpClient(Identified, ABC):
 
     def _endpoint(self, key: str | None) -> Endpoint:
         has_key = self._api_key is not None
-        secrets = {key or "", *self.config.extra_headers.values(), *self._query.values()}
+        secrets = {key or "", *self._headers().values(), *self._query.values()}
         return Endpoint(
             url=self.base_url,
             key_name=(
@@ -392,6 +398,24 @@ class HttpClient(Identified, ABC):
     def _credentials(self, key: str | None) -> dict[str, str]:
         """Headers that the API needs beside the request's own."""
         return {self.key_header: f"Bearer {key}"} if key else {}
+
+    def _headers(self) -> dict[str, str]:
+        """The headers of the settings, with the values of the variables that they name (``$TEAM``,
+        ``Bearer ${TOKEN}``). *Raises* MissingKeyError for a variable that is not set."""
+        headers = dict(self.config.extra_headers)
+        for header, text in headers.items():
+            if (match := _VARIABLE.fullmatch(text)) is None:
+                continue
+            variable = match[2] or match[3]
+            if not (value := os.environ.get(variable, "").strip()):
+                raise MissingKeyError(
+                    f"the header {header} of {self.base_url} is the value of the variable"
+                    f" {variable}, which is not set: set it, or change the header",
+                    names=[variable],
+                )
+            remember_secrets({"api_key": value})
+            headers[header] = (match[1] or "") + value
+        return headers
 
     def _key(self) -> str | None:
         key = (

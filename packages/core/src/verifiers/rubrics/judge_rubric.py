@@ -28,7 +28,7 @@ from verifiers.rubrics import judging
 from verifiers.rubrics.arguments import RewardFunction
 from verifiers.rubrics.rubric import Rubric, ScoringOptions
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.suggest import closest
+from verifiers.runtime.suggest import close_match, closest
 from verifiers.types import ModelRequest, Response, UserMessage
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ ANSWER_SHARE = 0.9
 """Fraction of ``timeout_s`` for a judge, so that the other verdicts count when one judge does not
 answer."""
 
+SLOTS = frozenset("question answer response prompt completion fence score_range".split())
+"""Slots of ``judge_prompt`` that the rubric fills."""
 REPLIES = "judge_replies"
 """Column of a rollout: ``judge`` and ``reply`` of each request to a judge, in order."""
 
@@ -128,6 +130,7 @@ class JudgeRubric(Rubric):
         self.judge_prompt = _checked_prompt(
             further.pop("judge_prompt", self.default_prompt(scores))
         )
+        _check_slots(self.judge_prompt)
         self.judge_models = _checked_models(judge_models, judge_model)
         self.judge_model = self.judge_models[0]
         self.judge_client = EnvironmentClient() if client is None else client
@@ -475,6 +478,19 @@ def _checked_prompt(prompt: object) -> str:
             f"judge_prompt must be text, not {type(prompt).__name__}", key="judge_prompt"
         )
     return prompt
+
+
+def _check_slots(prompt: str) -> None:
+    """*Raises* ConfigError for a slot that is nearly one of the rubric's: ``{reponse}``. Any other
+    name may be a keyword of an author's call of ``judge``."""
+    for slot in sorted(judging.slots_in(prompt) - SLOTS):
+        meant = close_match(slot, SLOTS)
+        if meant and slot != f"{meant}s":  # a list of an author's own
+            raise ConfigError(
+                f"judge_prompt has the slot {{{slot}}}, which nothing fills; did you mean"
+                f" {{{meant}}}?",
+                key="judge_prompt",
+            )
 
 
 def _checked_models(models: Sequence[Any] | None, model: object) -> tuple[Any, ...]:

@@ -837,7 +837,7 @@ class ResponseStream:
                 raise ValueError(f"{kind} after the end of the response")
             self._add(name, stage, event)
         elif name == "output_item":
-            index = _place(event, "output_index", len(self._items))
+            index = _index_of(event, "output_index", len(self._items))
             item = dict(inner(event, "item"))
             if stage == "done":
                 self._items[index] = item
@@ -845,7 +845,7 @@ class ResponseStream:
             else:
                 self._parts.setdefault(index, item)
         elif name == "content_part" and stage == "done":
-            self._part(event, _place(event, "content_index")).update(inner(event, "part"))
+            self._part(event, _index_of(event, "content_index")).update(inner(event, "part"))
         elif not name and stage in _ENDS:
             self._body = dict(inner(event, "response"))
             if stage in ("incomplete", "cancelled") and not self._body.get("status"):
@@ -860,7 +860,7 @@ class ResponseStream:
             part, text = self._item(event, "function_call"), event.get(field)
         else:
             listed, counter, kind, field = _TEXTS[name]
-            number = _place(event, counter)
+            number = _index_of(event, counter)
             part, text = self._part(event, number, listed, kind), event.get(field)
         if stage == "delta":
             pieces = part.get(field)
@@ -871,7 +871,7 @@ class ResponseStream:
             part[field] = text
 
     def _item(self, event: Mapping[str, Any], kind: str) -> dict[str, Any]:
-        index = _place(event, "output_index")
+        index = _index_of(event, "output_index")
         return self._parts.setdefault(index, {"type": kind, "id": event.get("item_id")})
 
     def _part(
@@ -916,7 +916,7 @@ def _joined(item: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _place(event: Mapping[str, Any], name: str, default: int = 0) -> int:
+def _index_of(event: Mapping[str, Any], name: str, default: int = 0) -> int:
     index = event.get(name, default)
     if not isinstance(index, int) or not 0 <= index < MAX_PLACES:
         raise ValueError(f"{name} is not a number: {index!r}")
