@@ -105,10 +105,10 @@ def proof_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _number(value: object) -> float | None:
-    """A metric as a number; None for one that is missing, null or NaN."""
-    is_number = isinstance(value, int | float) and not math.isnan(value)
-    return float(value) if is_number else None  # type: ignore[arg-type]
+def _number(value: Any) -> float | None:
+    """A metric as a number; None for one that is missing, null or NaN. Raises ``TypeError`` for
+    anything else, which another program wrote."""
+    return None if value is None or math.isnan(value) else float(value)
 
 
 def read_proof(folder: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
