@@ -10,6 +10,7 @@ Trackers such as wandb receive the same metrics through ``trackers``.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from verifiers.runtime.json import encode_row
 from verifiers.storage.files import append_lines, atomic_write
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 
+log = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
 COMPLETIONS = "completions"
 
@@ -80,9 +82,19 @@ def _plain(value: object) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a ``metrics.jsonl``; an incomplete last line is skipped."""
-    lines = read_text(path, MAX_ROW_BYTES).split("\n")[:-1]
-    return [decode_json(line) for line in lines]
+    """The lines of a ``metrics.jsonl``. An incomplete last line is skipped, and what is no line of a
+    run with a warning: a power cut may leave it."""
+    rows = []
+    for number, line in enumerate(read_text(path, MAX_ROW_BYTES).split("\n")[:-1], 1):
+        try:
+            row = decode_json(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            rows.append(row)
+        else:
+            log.warning("%s:%d is damaged and left out", path, number)
+    return rows
 
 
 def write_completions(

@@ -5,6 +5,7 @@ the saved rollouts and checkpoints.
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
 WORDS = {
     "agree": "the policy that sampled is the policy that was trained",
     "inconclusive": (
@@ -70,13 +72,18 @@ def write_proof(
     folder: Path, last: Mapping[str, float], error: BaseException | None = None
 ) -> None:
     """Write ``proof.json`` of the metrics so far, the ``last`` canary, whose version no step
-    follows, and the disagreement that ended the run; nothing without metrics."""
+    follows, and the disagreement that ended the run; nothing without metrics.
+
+    A proof that cannot be written is a warning: it neither hides how the run ended nor loses it."""
     if not (folder / METRICS).is_file():
         return
-    proof = proof_of([*read_metrics(folder / METRICS), last])
-    if isinstance(error, VerifiersError) and "disagreement" in error.facts:
-        proof |= {"verdict": "ended", "reason": str(error)}
-    write_json(folder / PROOF, proof)
+    try:
+        proof = proof_of([*read_metrics(folder / METRICS), last])
+        if isinstance(error, VerifiersError) and "disagreement" in error.facts:
+            proof |= {"verdict": "ended", "reason": str(error)}
+        write_json(folder / PROOF, proof)
+    except (OSError, VerifiersError, ArithmeticError, LookupError, TypeError, ValueError) as failed:
+        log.warning("%s was not written: %s: %s", folder / PROOF, type(failed).__name__, failed)
 
 
 def rows_of(proof: dict[str, Any]) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from verifiers.errors import CheckpointError, RunMismatch
+from verifiers.errors import CheckpointError, RunMismatch, VerifiersError
 from verifiers.runtime.bounded import MAX_ROW_BYTES, read_file
 from verifiers.runtime.failpoints import failpoint
 from verifiers.runtime.redaction import digested
@@ -245,8 +245,11 @@ class Checkpoints:
         """Keep for readers, until the run is resumed, why it ended; rank 0 alone."""
         path = self.run.folder / SETTINGS
         if isinstance(error, Exception) and path.is_file():  # Ctrl-C is no failure
-            facts = checkpoint_files.read_json(path)
-            checkpoint_files.write_json(path, facts | {"ended": str(error) or repr(error)})
+            try:
+                facts = checkpoint_files.read_json(path)
+                checkpoint_files.write_json(path, facts | {"ended": str(error) or repr(error)})
+            except (OSError, ValueError, VerifiersError) as failed:  # it does not hide the end
+                log.warning("%s does not say why the run ended: %s", path, failed)
 
     def _described(self) -> dict[str, Any]:
         return configuration(self.run) | {OBJECTIVE: self.run.settings.objective()}

@@ -24,13 +24,22 @@ function fill(element, props, children) {
     else if (name === "vars") for (const [key, set] of Object.entries(value)) element.style.setProperty(key, set);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
-  return element;
+  return appended(element, children);
 }
 
 export function replace(element, ...children) {
-  element.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  element.replaceChildren();
+  return appended(element, children);
+}
+
+// One at a time, as in `pushAll`: a call has a limited number of arguments, and a long text has more nodes.
+function appended(element, children) {
+  for (const child of children.flat(3)) if (child !== null && child !== undefined && child !== false) element.append(child);
   return element;
+}
+
+export function pushAll(list, more) {
+  for (const item of more) list.push(item);
 }
 
 // Characters that move, hide or reorder text (terminal escapes, bidi marks, tags, zero-width, lone surrogates).
@@ -53,12 +62,12 @@ export function visible(text, mark = "") {
   const nodes = [];
   let end = 0;
   for (const match of text.matchAll(CONTROL)) {
-    nodes.push(...marked(text.slice(end, match.index), mark));
+    pushAll(nodes, marked(text.slice(end, match.index), mark));
     const name = `U+${match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
     nodes.push(h("span", { class: "control", title: name }, spell(match[0])));
     end = match.index + match[0].length;
   }
-  nodes.push(...marked(text.slice(end), mark));
+  pushAll(nodes, marked(text.slice(end), mark));
   return nodes;
 }
 

@@ -2,7 +2,7 @@
 // becomes text nodes and nothing else: HTML in it is shown as written, no address is linked or loaded. Every text node
 // knows its place in the text, so that what is copied is the text as it was written.
 
-import { h, spelled, visible } from "./dom.js";
+import { h, pushAll, spelled, visible } from "./dom.js";
 import { copyButton } from "./copy.js";
 import { formula } from "./latex.js";
 
@@ -275,8 +275,8 @@ function inline(joined, from, to, context, depth = 0) {
   const absent = new Map(); // closing mark -> there is none after this place
   let plain = from;
   const add = (start, end, ...nodes) => {
-    if (start > plain) found.push(...leaf(joined, plain, start, context));
-    found.push(...nodes);
+    if (start > plain) pushAll(found, leaf(joined, plain, start, context));
+    pushAll(found, nodes);
     plain = end;
     return end;
   };
@@ -337,6 +337,6 @@ function inline(joined, from, to, context, depth = 0) {
     }
     at = next || at + 1;
   }
-  if (to > plain) found.push(...leaf(joined, plain, to, context));
+  if (to > plain) pushAll(found, leaf(joined, plain, to, context));
   return found;
 }
