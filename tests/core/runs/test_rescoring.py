@@ -3,10 +3,14 @@
 import asyncio
 import json
 import math
+import pickle
 
 import pytest
 
 import verifiers as vf
+from verifiers.environments.integrations.gym import sum_step_rewards
+from verifiers.errors import ScoringError
+from verifiers.rollouts.transcript import UnsavedTurns
 from verifiers.runs.options import RunOptions
 from verifiers.runs.rescoring import rescore
 from verifiers.testing import ScriptedClient
@@ -186,3 +190,62 @@ def test_a_run_of_the_model_cannot_resume_a_rescored_one(tmp_path):
 def test_nothing_to_score_is_refused(tmp_path):
     with pytest.raises(vf.ConfigError, match="does not exist"):
         again(environment(exact), tmp_path / "nowhere")
+
+
+# --- functions that need the turns
+
+
+class Steps(vf.MultiTurnEnv):
+    async def env_response(self, messages, state, **_):
+        state["trajectory"][-1]["reward"] = 1.0
+        return [{"role": "user", "content": "go on"}]
+
+
+def num_replies(state):
+    return float(len(state["trajectory"]))
+
+
+def last_turn(state):
+    return float(bool(state["trajectory"]) and state["turn"] > 1)
+
+
+def of_the_text(state):
+    """Needs the state, and none of its turns."""
+    return float(len(state["completion"]))
+
+
+def stepping(*functions):
+    rows = [{"question": f"q{number}", "answer": ""} for number in range(3)]
+    rubric = vf.Rubric(list(functions))
+    return Steps(dataset=rows, eval_dataset=rows, rubric=rubric, max_turns=4)
+
+
+@pytest.mark.parametrize("function", [sum_step_rewards, num_replies, last_turn])
+async def test_without_the_turns_a_function_of_turns_is_unknown_and_says_what_to_save(
+    tmp_path, function
+):
+    env = stepping(function)
+    first = await env.evaluate(ScriptedClient("a"), "m", results_path=tmp_path / "bare")
+    again = await rescore(env, tmp_path / "bare")
+    assert all(math.isnan(reward) for reward in again.rewards)
+    assert again.metadata.num_unscored == 3
+    for error in again["errors"]:
+        assert "-C trajectory" in error["message"]
+    assert again.metadata.avg_metrics["num_turns"] == 4.0  # as the run measured it
+
+    columns = ["trajectory"]
+    await env.evaluate(
+        ScriptedClient("a"), "m", results_path=tmp_path / "turns", state_columns=columns
+    )
+    assert (await rescore(env, tmp_path / "turns")).rewards == first.rewards
+
+
+async def test_a_function_of_the_text_needs_no_turns(tmp_path):
+    env = stepping(of_the_text)
+    first = await env.evaluate(ScriptedClient("a"), "m", results_path=tmp_path)
+    assert (await rescore(env, tmp_path)).rewards == first.rewards
+    state = vf.State(prompt=[], completion=[{"role": "assistant", "content": "a"}])
+    state.record.transcript = UnsavedTurns()
+    copied = pickle.loads(pickle.dumps(state))
+    with pytest.raises(ScoringError, match="-C trajectory"):
+        list(copied["trajectory"])

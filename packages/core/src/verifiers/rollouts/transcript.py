@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from verifiers.data.messages import saved_messages
+from verifiers.errors import ScoringError
 from verifiers.rollouts.declaration import values_to_save
 from verifiers.rollouts.steps import TrajectoryStep, TrajectoryStepTokens
 from verifiers.rollouts.turn import TURN_FIELDS, Turn
@@ -195,6 +196,30 @@ class Transcript(list[Any]):
 
 
 _LINKS = ("token_parent", "message_parent")
+
+
+class UnsavedTurns(Transcript):
+    """The turns of a rollout that was saved without them: whoever reads them gets ScoringError, not
+    an empty list, whose sum would be a known 0. The library's own readers find none."""
+
+    @property
+    def turns(self) -> list[Turn]:
+        return []
+
+    def without_provider_objects(self) -> Transcript:
+        return self
+
+    def _unsaved(self, *_: object) -> Any:
+        raise ScoringError(
+            "the turns (state['trajectory']) were not saved, so what is computed from them is"
+            ' unknown: save them with state_columns=["trajectory"] (vf-eval -C trajectory), and'
+            " score that run"
+        )
+
+    __iter__ = __len__ = __bool__ = __getitem__ = __reversed__ = __contains__ = _unsaved
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return UnsavedTurns, ()
 
 
 def _restored(parts: Iterable[tuple[Any, ...]]) -> Transcript:

@@ -171,6 +171,8 @@ async def measure(
     """
     resolver = ArgumentResolver([state])
     for function in functions:
+        if function.name in state.record.metrics:
+            continue
         try:
             value = function(resolver)
             value = value_or_error(await value if inspect.isawaitable(value) else value, function)
@@ -181,7 +183,7 @@ async def measure(
         except Exception as error:  # noqa: BLE001 - must not fail the rollout
             logger.warning("monitor metric %s failed: %s", function.name, error)
             value = NAN
-        state.record.metrics.setdefault(function.name, value)
+        state.record.metrics[function.name] = value
 
 
 def _conclude(plan: Plan, rollout: Rollout) -> None:
@@ -437,7 +439,7 @@ def scoring_error(error: BaseException, name: str, state: State | None = None) -
     if (
         record is not None
         and record.stop == StopReason.PROMPT_TOO_LONG.value
-        and not len(record.transcript)
+        and not record.transcript.turns
     ):
         message = (
             "the first prompt does not fit the context of the model, so there is no completion to"

@@ -25,6 +25,7 @@ from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, content_h
 from verifiers.results.run_metadata import Measurements
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.state import State
+from verifiers.rollouts.transcript import UnsavedTurns
 from verifiers.rollouts.values import Timing
 from verifiers.runs.entry import check_before_run
 from verifiers.runs.options import RunOptions
@@ -194,6 +195,8 @@ def _state_of(
     """The finished, unscored state of a saved rollout."""
     measured = {function.name for function in env.for_row(row).monitor_rubric.functions}
     state = output_to_state(output)
+    if "trajectory" not in output:
+        state.record.transcript = UnsavedTurns()
     unknown = ("answer", "info", "task") if output["answer"] is None else ()
     state["input"].update(
         (name, value) for name, value in row.items() if name not in output or name in unknown
