@@ -1240,6 +1240,7 @@ ROWS: dict[int, Row] = {
             "a_connection_without_a_request_is_closed_and_the_server_answers",
             "what_is_no_http_is_at_most_one_line_of_the_log_for_many",
             "a_page_of_another_site_is_refused",
+            "a_body_that_is_not_what_its_encoding_says_is_refused_in_one_sentence",
         ),
         _in(
             "faults/test_hostile_requests",
@@ -1274,6 +1275,105 @@ ROWS: dict[int, Row] = {
             *_in(AGREEMENT, "without_a_fault_the_same_run_agrees"),
         ),
     ),
+    # --- work before a limit, values of strangers
+    91: Row(
+        "a megabyte of the worst text for each pattern, in replies, errors and files; an error that"
+        " quotes it",
+        "time in proportion to the text; it is cut before it is searched, and no part of a secret"
+        " across the cut is shown",
+        (
+            *_in(
+                "architecture/test_patterns", "every_pattern_takes_time_in_proportion_to_its_text"
+            ),
+            *_in(
+                "core/runtime/test_redaction",
+                "a_long_text_is_cut_first_and_takes_no_time",
+                "no_part_of_a_secret_across_a_cut_is_shown",
+            ),
+            *_in(
+                "core/rollouts/test_error_info",
+                "an_error_that_quotes_a_long_reply_is_short_and_takes_no_time",
+            ),
+        ),
+        _in(
+            "architecture/test_patterns",
+            "patterns_that_take_the_square_of_a_text_are_found",
+        ),
+    ),
+    92: Row(
+        "an output schema of a tool server that computes for ever, is none, or does not describe its"
+        " result",
+        "an error of that call; the loop that all rollouts share never waits",
+        _in(
+            "core/environments/test_mcp_results",
+            "a_schema_that_computes_for_ever_is_ended_beside_the_loop",
+            "a_schema_that_is_none_is_an_error_of_the_call_and_nothing_is_fetched",
+            "a_result_that_its_schema_does_not_describe_is_the_error_of_its_call",
+        ),
+        _in(
+            "core/environments/test_mcp_results",
+            "a_result_that_its_schema_describes_is_an_answer",
+        ),
+    ),
+    93: Row(
+        "values that no program of ours writes: pauses in zones that no clock has, metrics and weights"
+        " of another program, exceptions without a text",
+        "one rollout or one run of a list at most",
+        (
+            *_in(
+                "core/clients/test_retry_after",
+                "an_odd_pause_is_no_error",
+                "an_odd_pause_costs_its_rollout_at_most",
+            ),
+            *_in(
+                "view/test_damaged",
+                "an_odd_run_does_not_take_the_others_from_a_copy",
+                "odd_metrics_have_curves_and_an_unknown_proof",
+            ),
+        ),
+        _in(
+            "core/rollouts/test_error_info",
+            "such_an_exception_costs_its_rollout_wherever_it_is_raised",
+        ),
+    ),
+    94: Row(
+        "a request above the whole limit of a run, as the first of it; images under a limit",
+        "its rollout fails alone; an image counts at its most until the server has counted it",
+        _in(
+            "core/clients/test_spending",
+            "a_request_above_the_whole_limit_never_ends_the_run",
+            "an_image_counts_at_its_most_and_not_by_its_bytes",
+        ),
+        _in("core/clients/test_spending", "a_request_far_larger_than_the_others_is_refused_alone"),
+    ),
+    95: Row(
+        "tags, boxes and digits of a verdict in letters that look alike",
+        "no verdict and no tag; what a judge writes in plain ones may be quoted",
+        (
+            *_in(
+                "core/rubrics/test_judging",
+                "a_tag_in_letters_that_look_alike_is_no_verdict_and_may_be_quoted_in_plain_ones",
+                "a_box_in_letters_that_look_alike_may_be_quoted",
+                "digits_of_another_script_are_numbers_that_may_be_quoted",
+            ),
+            *_in("core/parsers/test_parsers", "a_tag_in_letters_that_look_alike_is_no_tag"),
+        ),
+        _in("core/rubrics/test_judging", "letters_that_grow_in_lower_case_move_no_tag"),
+    ),
+    96: Row(
+        "torn metrics, proof and checkpoint of a training; a disk on which nothing can be written about"
+        " its end",
+        "resumed to the same weights, bit for bit; the error that ended it keeps its name",
+        _in(
+            "trainer/run/test_damaged_files",
+            "a_run_with_torn_files_is_resumed_to_the_same_weights",
+            "an_error_keeps_its_name_when_nothing_can_be_written_about_it",
+        ),
+        _in(
+            "trainer/run/test_damaged_files",
+            "what_is_no_line_of_a_run_is_left_out_with_its_place",
+        ),
+    ),
 }
 
 PROMISES: dict[str, tuple[int, ...]] = {
@@ -1281,7 +1381,7 @@ PROMISES: dict[str, tuple[int, ...]] = {
     "Interrupted at any instant, the same command finishes the run and does only what is pending. "
     "No row twice, none missing, none from another configuration.": (1, 2, 8, 9, 10, 60, 71, 73),
     "One rollout's failure is that rollout's failure. It never costs a neighbour, a request, or the run.": (
-        *(18, 19, 20, 27, 28, 29, 33),
+        *(18, 19, 20, 27, 28, 29, 33, 92, 93, 94),
     ),
     "An unknown reward is unknown. Never 0, never in a mean.": (21, 22, 23),
     "Every wait has a bound and says what it waits for.": (
@@ -1296,6 +1396,7 @@ PROMISES: dict[str, tuple[int, ...]] = {
         72,
         78,
         82,
+        91,
     ),
     "The number of requests is bounded by one retry layer, which obeys the server and spreads out.": (
         *(11, 12, 13, 14, 15),
@@ -1304,8 +1405,13 @@ PROMISES: dict[str, tuple[int, ...]] = {
     "No gradient from tokens of a policy other than the one recorded, nor older than the lag allows.": (
         *(37, 38, 39, 40, 41, 42, 43, 46, 76, 83),
     ),
-    "A checkpoint is whole or absent; a resumed run is the run itself, bit for bit.": (34, 35, 36),
-    "Model output is data.": (52, 53, 54, 56, 57, 74, 75, 79, 81),
+    "A checkpoint is whole or absent; a resumed run is the run itself, bit for bit.": (
+        34,
+        35,
+        36,
+        96,
+    ),
+    "Model output is data.": (52, 53, 54, 56, 57, 74, 75, 79, 81, 95),
     "A key that a run holds is in none of its files and on none of its streams.": (58,),
     "A misspelt setting stops the run before the first request and names the right one.": (
         47,
