@@ -100,7 +100,7 @@ def test_words_that_the_glossary_forbids_are_not_used():
     patterns = forbidden()
     assert len(patterns) >= 6
     lines = [line for path in {*PAGES, *SOURCES} - {GLOSSARY} for line in findings(path, patterns)]
-    assert lines == []
+    assert not lines, "\n".join([f"{GLOSSARY.name} has another word for these:", *lines])
 
 
 def test_names_say_what_the_value_is():
@@ -112,7 +112,8 @@ def test_names_say_what_the_value_is():
         if name in BANNED_NAMES | VAGUE_NAMES
         and not any(path.match(file) and name == public for file, public in PUBLIC.items())
     ]
-    assert lines == []
+    rule = "a name says what the value is, not how it came (response, not given); rename these:"
+    assert not lines, "\n".join([rule, *lines])
 
 
 @pytest.mark.parametrize(

@@ -199,8 +199,8 @@ def _write_batches(
                 for name in dict.fromkeys(itertools.chain.from_iterable(plain))
             }
             for name, values in columns.items():
-                known = None if name in TEXTS_ALONE else types.get(name, pa.null())
-                types[name], inferred[name] = _common_type(known, values)
+                earlier_type = None if name in TEXTS_ALONE else types.get(name, pa.null())
+                types[name], inferred[name] = _common_type(earlier_type, values)
             fits = fits and types == (before or types)
             if not fits:
                 continue

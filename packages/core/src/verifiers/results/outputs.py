@@ -408,17 +408,17 @@ class Trajectories(Sequence[dict[str, Any]]):
         if isinstance(index, slice):
             return [self[number] for number in range(len(self))[index]]
         number = range(len(self))[index]
-        return self._made(number, self._results.at(number))
+        return self._document(number, self._results.at(number))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return itertools.starmap(self._made, enumerate(self._results.rollouts()))
+        return itertools.starmap(self._document, enumerate(self._results.rollouts()))
 
     def __eq__(self, documents: object) -> bool:
         return list(self) == documents
 
     __hash__ = None  # type: ignore[assignment]  # as of a list
 
-    def _made(self, index: int, output: RolloutOutput) -> dict[str, Any]:
+    def _document(self, index: int, output: RolloutOutput) -> dict[str, Any]:
         states, facts = self._results._states, self._results.metadata
         turns = {} if states is None else {"trajectory": states[index]["trajectory"]}
         names = str(facts.get("env_id") or ""), str(facts.get("model") or "")

@@ -103,10 +103,10 @@ def journal_rows(outputs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
     siblings: dict[str, set[int]] = {}
     for output in outputs:
         example_hash = output.get("example_hash") or content_hash(output)
-        taken, sibling = siblings.setdefault(example_hash, set()), output.get("sibling")
-        if not isinstance(sibling, int) or sibling in taken:
-            sibling = next(n for n in itertools.count(len(taken)) if n not in taken)
-        taken.add(sibling)
+        numbers, sibling = siblings.setdefault(example_hash, set()), output.get("sibling")
+        if not isinstance(sibling, int) or sibling in numbers:
+            sibling = next(n for n in itertools.count(len(numbers)) if n not in numbers)
+        numbers.add(sibling)
         attempts = output.get("attempts") or 1
         yield decode_row(encode_row(row_for_disk(output, example_hash, sibling, attempts)))
 

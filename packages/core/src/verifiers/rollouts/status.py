@@ -51,7 +51,7 @@ class Status:
         return replace(self.stopped(reason), error=error)
 
     def cut(self) -> Status:
-        """A limit of tokens cut a reply; the rollout goes on."""
+        """A limit of tokens cut a reply; the rollout continues."""
         return replace(self, is_truncated=True)
 
     def finished(self) -> Status:

@@ -180,7 +180,7 @@ class ExactHistory:
         return int(self._tokenizer.convert_tokens_to_ids(end)), after.partition(end)[2]
 
     def _end_of_turn(self, render: Callable[[list[dict[str, Any]], bool], str]) -> str | None:
-        """The token that ends an answer, in a conversation in which nobody writes such a token."""
+        """The token that ends an answer, in a conversation without such a token in its messages."""
         talk = [("user", "Well?"), ("assistant", MARK), ("user", "And now?")]
         try:
             text = render([{"role": role, "content": content} for role, content in talk], True)
