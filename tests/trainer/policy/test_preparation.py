@@ -300,6 +300,13 @@ def test_dropout_is_switched_off_and_said(tmp_path, caplog):
         small_policy(), small_config(tmp_path, use_lora=True, lora_dropout=0.2), None
     )
     assert "lora_dropout is switched off" in caplog.text
+    caplog.clear()
+    adapter = vf.lora_defaults(lora_dropout=0.2)
+    preparation.prepare(small_policy(), small_config(tmp_path), adapter)
+    assert "lora_dropout is switched off" in caplog.text, "of a peft_config too"
+    caplog.clear()
+    preparation.prepare(small_policy(), small_config(tmp_path), vf.lora_defaults())
+    assert "lora_dropout" not in caplog.text
 
 
 def test_trainable_weights_are_fp32_and_frozen_ones_stay_as_they_are(tmp_path):

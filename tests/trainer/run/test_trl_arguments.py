@@ -32,12 +32,92 @@ def length(completions, completion_ids, **columns):
     return [len(text_of(c)) / 100 for c in completions]
 
 
-def of_the_trainer(completions, trainer_state):
+def of_another_row(completions, solution):
     raise AssertionError("it is refused before the first rollout")
 
 
 async def only_long(completions):
     return [1.0 if len(text_of(c)) > 3 else None for c in completions]
+
+
+SEEN: list[int] = []
+
+
+def of_the_trainer(completions, trainer_state, log_metric, log_extra):
+    SEEN.append(trainer_state.global_step)
+    log_metric("my/length", len(completions))
+    log_extra("note", [f"a {n}" for n in range(len(completions))])
+    return [float(len(text_of(c)) % 2) for c in completions]
+
+
+def test_callbacks_see_trls_metrics_and_reward_functions_the_trainer(tmp_path):
+    args = vf.GRPOConfig(
+        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=8, num_generations=4,
+        max_completion_length=8, report_to="none", bf16=False, recipe="trl",
+    )  # fmt: skip
+    trainer = vf.GRPOTrainer(
+        model="builtin:tiny", reward_funcs=[of_the_trainer, near], args=args, train_dataset=CHAT
+    )
+    trainer.train()
+    assert set(SEEN) <= {0, 1, 2}
+    first = next(row for row in trainer.state.log_history if "loss" in row)
+    assert first["reward"] == first["reward/mean"]
+    assert first["rewards/near/mean"] == first["reward/near"]
+    assert first["completions/max_length"] == first["tokens/longest"] <= 8
+    assert first["completions/mean_length"] <= 8
+    assert 0 <= first["frac_reward_zero_std"] <= 1
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "loss" in row]
+    assert len(rows) == len(steps) == 2, "the old names add no lines"
+    assert any(row.get("my/length") == 4 for row in steps)
+    trainer.close()
+
+
+def test_defaults_that_differ_from_trls_are_said_with_the_switch(tmp_path, caplog):
+    def made(**settings):
+        caplog.clear()
+        args = vf.GRPOConfig(
+            output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=8, num_generations=4,
+            report_to="none", bf16=False, **settings,
+        )  # fmt: skip
+        trainer = vf.GRPOTrainer(
+            model="builtin:tiny", reward_funcs=near, args=args, train_dataset=CHAT
+        )
+        trainer.close()
+        return trainer.args
+
+    own = made()
+    assert "recipe='trl' takes TRL's" in caplog.text
+    followed = made(recipe="trl")
+    assert "recipe='trl'" not in caplog.text
+    assert (own.zero_variance, own.max_off_policy_steps, own.disable_dropout) == ("drop", 1, True)
+    assert (followed.zero_variance, followed.max_off_policy_steps) == ("keep", 0)
+    assert (followed.disable_dropout, followed.beta, followed.max_completion_len) == (False, 0, 512)
+
+
+def test_the_size_of_a_generation_is_its_steps_in_other_words():
+    common = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    common |= {"num_generations": 8}
+    counted = vf.GRPOConfig(**common, generation_batch_size=64)
+    same = vf.GRPOConfig(**common, steps_per_generation=8)
+    for config in (counted, counted, same):
+        config.resolve()
+    assert (counted.updates_per_batch, counted.batch_size) == (4, 64)
+    assert (same.updates_per_batch, same.batch_size) == (4, 64)
+    smaller = vf.GRPOConfig(**common, generation_batch_size=8)
+    smaller.resolve()
+    assert (smaller.updates_per_batch, smaller.batch_size) == (1, 16)
+    with pytest.raises(ConfigError, match=r"generation_batch_size 24 .* not a multiple"):
+        vf.GRPOConfig(**common, generation_batch_size=24).resolve()
+
+
+def test_vllm_in_the_trainers_process_is_not_silent(caplog):
+    vf.GRPOConfig(vllm_mode="colocate", vllm_gpu_memory_utilization=0.3)
+    assert "vllm_mode has no effect" in caplog.text
+    assert "vllm_gpu_memory_utilization has no effect" in caplog.text
+    caplog.clear()
+    vf.GRPOConfig()
+    assert "vllm_mode" not in caplog.text
 
 
 @pytest.mark.parametrize("rows", [CHAT, TEXT], ids=["chat", "text"])
@@ -111,10 +191,15 @@ def test_a_reward_that_is_no_number_is_quoted():
         ({"reward_funcs": near}, "with train_dataset"),
         ({"train_dataset": CHAT, "env": "reverse-text"}, "goes with reward_funcs"),
         (
-            {"reward_funcs": of_the_trainer, "train_dataset": CHAT},
-            "'of_the_trainer' needs trainer_state, and there are prompts, completions,"
+            {"reward_funcs": of_another_row, "train_dataset": CHAT},
+            "'of_another_row' needs solution, and there are prompts, completions,"
             " completion_ids, word",
         ),
+        ({"reward_funcs": near, "train_dataset": CHAT, "tools": [near]}, "no tools=.*vf.ToolEnv"),
+        ({"env": "reverse-text", "rollout_func": near}, "no rollout_func=.*vf.MultiTurnEnv"),
+        ({"env": "reverse-text", "environment_factory": dict}, "no environment_factory=.*env="),
+        ({"env": "reverse-text", "reward_processing_classes": []}, "reward_funcs are functions"),
+        ({"env": "reverse-text", "quantization_config": {}}, "args.model_init_kwargs"),
         ({"reward_funcs": ["a/reward-model"], "train_dataset": CHAT}, "is no function"),
     ],
 )

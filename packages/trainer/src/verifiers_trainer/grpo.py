@@ -12,7 +12,11 @@ in ``settings.compat``.
 from __future__ import annotations
 
 import inspect
+import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from verifiers.environments.base import Environment
@@ -23,6 +27,8 @@ from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.arguments import function_name
 from verifiers.rubrics.scoring import NOT_APPLICABLE
+from verifiers_trainer.algorithm.batch import TrainBatch
+from verifiers_trainer.run.step import number_of
 from verifiers_trainer.settings import compat
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from verifiers.data.sources import DatasetLike
+
+log = logging.getLogger(__name__)
 
 LARGEST_MICRO_BATCH = 8
 
@@ -71,7 +79,7 @@ class GRPOConfig(RLConfig):
     def _derive_batch(self, world_size: int) -> None:
         """Set ``batch_size`` to the rollouts of a batch, gradient accumulation included."""
         steps, micro = self.gradient_accumulation_steps, self.micro_batch_size
-        self._derive_updates_of_generation(steps)
+        self._derive_updates_of_generation(steps, micro * world_size)
         if self.is_given("batch_size"):
             steps = steps if self.is_given("gradient_accumulation_steps") else 1
             batch = self.batch_size * steps
@@ -95,19 +103,64 @@ class GRPOConfig(RLConfig):
         self.derive(batch_size=batch, gradient_accumulation_steps=1)
         self._explicit.add("batch_size")
 
-    def _derive_updates_of_generation(self, accumulation: int) -> None:
+    def _derive_updates_of_generation(self, accumulation: int, micro_batch: int) -> None:
         """Set ``updates_per_batch`` to ``steps_per_generation``, which counts micro-batches, over
-        those of a step."""
+        those of a step; ``generation_batch_size`` counts their rollouts."""
         steps = self.other_spelling("steps_per_generation")
-        if steps is None or accumulation == 1:
+        name = f"steps_per_generation {steps}"
+        rollouts = self.other_spelling("generation_batch_size")
+        if steps is None and rollouts is not None and not self.is_given("batch_size"):
+            name = f"generation_batch_size {rollouts} ({micro_batch} a micro-batch)"
+            if rollouts < accumulation * micro_batch:
+                return  # several generations make up a step, which here is one batch
+            steps = rollouts / micro_batch
+        if steps is None or (accumulation == 1 and rollouts is None):
             return
         if steps % accumulation:
             raise ConfigError(
-                f"steps_per_generation {steps} is not a multiple of gradient_accumulation_steps"
+                f"{name} is not a multiple of gradient_accumulation_steps"
                 f" {accumulation}: a batch is divided among whole optimizer steps"
             )
         # of the one micro-batch that a step is from here on
-        self.steps_per_generation = steps // accumulation
+        self.steps_per_generation = int(steps // accumulation)
+
+
+OTHERWISE = {
+    "tools": "an environment has the tools: env=vf.ToolEnv(tools=[…], dataset=…, rubric=…)",
+    "rollout_func": "an environment plays the rollouts: env=, a vf.MultiTurnEnv with env_response;"
+    " verifiers_integrations.trl plays environments in TRL's own trainer",
+    "environment_factory": "an environment is env=, a vf.MultiTurnEnv or vf.StatefulToolEnv, whose"
+    " setup_state is reset",
+    "reward_processing_classes": "reward_funcs are functions, which load what they need themselves",
+    "quantization_config": "args.model_init_kwargs = {'quantization_config': …}",
+}
+"""Arguments of TRL's trainer that are none here -> what to use."""
+
+NAMES_OF_TRL = {
+    "reward": ("reward/mean",),
+    "reward_std": ("reward/std",),
+    "kl": ("kl_ref",),
+    "frac_reward_zero_std": ("groups/dead", "groups"),
+    "completions/mean_length": ("tokens/completion", "rollouts/generated"),
+    "completions/max_length": ("tokens/longest",),
+    "completions/clipped_ratio": ("rollouts/truncated", "rollouts/generated"),
+    "sampling/importance_sampling_ratio/mean": ("ratio/mean",),
+    "sampling/importance_sampling_ratio/max": ("ratio/max",),
+}
+"""Metric of TRL -> the metric here, or two of which it is the ratio; and ``rewards/<f>/mean``."""
+
+
+def named_as_in_trl(metrics: Mapping[str, float], functions: Sequence[str]) -> dict[str, float]:
+    """The metrics of a step under TRL's names, as far as they were recorded; with the names of the
+    reward functions."""
+    groups = metrics.get("groups/live", 0) + metrics.get("groups/dead", 0)
+    known = {**metrics, "groups": groups}
+    table = NAMES_OF_TRL | {f"rewards/{name}/mean": (f"reward/{name}",) for name in functions}
+    return {
+        name: known[ours[0]] / (known[ours[1]] if len(ours) == 2 else 1)
+        for name, ours in table.items()
+        if ours[0] in known and (len(ours) == 1 or known.get(ours[1]))
+    }
 
 
 class GRPOTrainer(RLTrainer):
@@ -145,12 +198,18 @@ class GRPOTrainer(RLTrainer):
         train_dataset: DatasetLike | None = None,
         **keywords: Any,
     ):
+        for name in OTHERWISE.keys() & keywords.keys():
+            if keywords.pop(name) is not None:
+                raise ConfigError(f"GRPOTrainer takes no {name}=: {OTHERWISE[name]}", key=name)
+        calls = CallsOfRewards()
         if reward_funcs is not None:
             if env is not None or train_dataset is None:
                 raise ConfigError(
                     "GRPOTrainer takes env, or reward_funcs with train_dataset", key="reward_funcs"
                 )
-            env = environment_of(reward_funcs, train_dataset, keywords.pop("eval_dataset", None))
+            env = environment_of(
+                reward_funcs, train_dataset, keywords.pop("eval_dataset", None), calls
+            )
         elif train_dataset is not None:
             raise ConfigError(
                 "train_dataset goes with reward_funcs; an environment has its rows, which dataset="
@@ -158,8 +217,72 @@ class GRPOTrainer(RLTrainer):
                 key="train_dataset",
             )
         super().__init__(model, env, args, *arguments, **keywords)
+        self._calls, calls.trainer = calls, weakref.ref(self)
+        if reward_funcs is not None and self.args.recipe is None:
+            log.warning("%s", DIFFERENT)
+
+    def step_metrics(self, batch: TrainBatch) -> Mapping[str, float]:
+        """What reward functions logged with ``log_metric``, the mean of all calls since the last
+        step."""
+        logged, self._calls.logged = self._calls.logged, {}
+        return {
+            **super().step_metrics(batch),
+            **{name: fmean(values) for name, values in logged.items()},
+        }
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As ``RLTrainer.log``; the metrics of a step also under TRL's names, for callbacks and
+        trackers."""
+        if "loss" in logs:
+            logs = named_as_in_trl(self.last_step, self._function_names) | logs
+        super().log(logs, start_time)
+
+    def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
+        """As ``RLTrainer.evaluate``; the mean of each reward function also under TRL's name."""
+        metrics = super().evaluate(*arguments, **keywords)
+        means = {
+            f"eval_rewards/{name}/mean": metrics[f"eval_{name}"]
+            for name in self._function_names
+            if f"eval_{name}" in metrics
+        }
+        return metrics | means
+
+    @property
+    def _function_names(self) -> list[str]:
+        rubric = getattr(self.env, "rubric", None)
+        return [] if rubric is None else list(rubric.get_reward_func_names())
 
 
+DIFFERENT = (
+    "GRPOConfig differs from TRL's in its defaults: loss dr_grpo with beta 0.001 (dapo, 0),"
+    " max_off_policy_steps 1 (0), zero_variance drop (keep), disable_dropout true (false),"
+    " mask_truncated_completions true (false), max_grad_norm 0.01 (1), no max_completion_len (512);"
+    " recipe='trl' takes TRL's"
+)
+
+
+@dataclass(slots=True)
+class CallsOfRewards:
+    """What TRL passes to a reward function beside its data: the trainer's state, and two functions
+    to log with."""
+
+    trainer: Callable[[], GRPOTrainer | None] = lambda: None
+    logged: dict[str, list[float]] = field(default_factory=dict)
+
+    def arguments(self, states: Sequence[State]) -> dict[str, Any]:
+        def log_metric(name: str, value: float) -> None:
+            self.logged.setdefault(name, []).append(number_of(name, value))
+
+        def log_extra(column: str, values: Sequence[Any]) -> None:
+            for state, value in zip(states, values, strict=True):
+                state[column] = value
+
+        trainer = self.trainer()
+        trainer_state = None if trainer is None else trainer.state
+        return dict(zip(LOGGING, (trainer_state, log_metric, log_extra), strict=True))
+
+
+LOGGING = ("trainer_state", "log_metric", "log_extra")
 ARGUMENTS = ("prompts", "completions", "completion_ids")
 """What a reward function of TRL may take, besides the columns of the rows."""
 
@@ -168,17 +291,20 @@ def environment_of(
     reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]],
     train_dataset: DatasetLike,
     eval_dataset: DatasetLike | None = None,
+    calls: CallsOfRewards | None = None,
 ) -> Environment:
     """The environment of one turn that TRL's arguments describe. Prompts that are texts are
     completed without a chat template.
 
     *Raises* ConfigError for a reward that is no function, such as the name of a reward model.
     """
+    calls = calls or CallsOfRewards()
     functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
     if wrong := [function for function in functions if not callable(function)]:
         raise ConfigError(
-            f"reward_funcs has {wrong[0]!r}, which is no function: a reward model is called by a"
-            " function of yours",
+            f"reward_funcs has {wrong[0]!r}, which is no function: load a reward model in your"
+            " script, and give a function reward(prompts, completions) that calls it and returns"
+            " its scores, or let a judge score, env=vf.SingleTurnEnv(rubric=vf.JudgeRubric(…))",
             key="reward_funcs",
         )
     rows: Any = train_dataset
@@ -186,7 +312,7 @@ def environment_of(
     is_text = isinstance(first, Mapping) and isinstance(first.get("prompt"), str)
     columns = set(first) if isinstance(first, Mapping) else set()
     for function in functions:
-        if missing := _required(function) - columns - {*ARGUMENTS, "answer"}:
+        if missing := _required(function) - columns - {*ARGUMENTS, *LOGGING, "answer"}:
             raise ConfigError(
                 f"the reward function {function_name(function)!r} needs {', '.join(sorted(missing))},"
                 f" and there are {', '.join((*ARGUMENTS, *sorted(columns - {'prompt'})))}",
@@ -196,7 +322,7 @@ def environment_of(
         dataset=train_dataset,
         eval_dataset=eval_dataset,
         message_type="completion" if is_text else "chat",
-        rubric=Rubric([_of_siblings(function) for function in functions]),
+        rubric=Rubric([_of_siblings(function, calls) for function in functions]),
     )
 
 
@@ -207,7 +333,7 @@ def _required(function: Callable[..., Any]) -> set[str]:
     return {p.name for p in parameters if p.default is p.empty and p.kind not in kinds}
 
 
-def _of_siblings(function: Callable[..., Any]) -> Callable[..., Any]:
+def _of_siblings(function: Callable[..., Any], calls: CallsOfRewards) -> Callable[..., Any]:
     """A reward function of TRL as a function of a group."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -218,6 +344,7 @@ def _of_siblings(function: Callable[..., Any]) -> Callable[..., Any]:
         rows = [state.record.row for state in states]
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
         values = {"prompts": list(prompts), "completions": list(completions), **columns}
+        values |= calls.arguments(states)
         sampled = [state.record.turns for state in states]
         if all(sampled):  # an endpoint of an evaluation may return no tokens
             values["completion_ids"] = [turns[-1].completion_ids.tolist() for turns in sampled]

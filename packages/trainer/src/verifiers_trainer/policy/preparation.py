@@ -287,7 +287,11 @@ def prepare(model: Any, config: RLConfig, peft_config: PeftConfig | None) -> Any
             if not parameter.requires_grad and parameter.dtype == torch.float32:
                 parameter.data = parameter.data.bfloat16()
     if config.disable_dropout:
-        if config.use_lora and config.lora_dropout:
+        adapter, of_settings = (
+            peft_config or config.lora_config,
+            config.lora_dropout * config.use_lora,
+        )
+        if getattr(adapter, "lora_dropout", of_settings):
             log.warning(
                 "lora_dropout is switched off: it makes sampler and trainer disagree;"
                 " disable_dropout=False keeps it"

@@ -114,7 +114,15 @@ UNCHANGING: dict[str, object] = {
     "vllm_tensor_parallel_size": 1,
 }
 """Name of a setting of TRL -> the value that means what happens here without it: TRL's default, or
-what switches it off. Accepted in silence, as None is for a name of ``INSTEAD``."""
+what switches it off. Accepted in silence (but for ``SHARED_DEVICE``), as None is for a name of ``INSTEAD``."""
+
+
+SHARED_DEVICE = {"vllm_mode", "vllm_gpu_memory_utilization"}
+ONE_CARD = (
+    "the embedded engine samples in the trainer's process; vLLM on the same card is a server of its"
+    " own, vf-vllm --gpu-memory-utilization 0.4, with inference=URL"
+)
+"""Of the settings ``SHARED_DEVICE``, whose value of TRL asks for vLLM in the trainer's process."""
 
 
 def changing(settings: Mapping[str, Any], owner: str) -> dict[str, Any]:
@@ -133,6 +141,9 @@ def changing(settings: Mapping[str, Any], owner: str) -> dict[str, Any]:
             or (name in UNCHANGING and value == UNCHANGING[name])
         )
     }
+    for name in sorted(SHARED_DEVICE & settings.keys() - remaining.keys()):
+        if settings[name] is not None:
+            log.warning("%s has no effect: %s", name, ONE_CARD)
     if elsewhere := [name for name in remaining if name in INSTEAD]:
         ways = "; ".join(f"{name}: {INSTEAD[name]}" for name in elsewhere)
         raise ConfigError(f"{owner} has another way for {ways}", key=elsewhere[0])

@@ -419,7 +419,8 @@ class RLConfig(RLFields):
         # a penalty of losses that read rewards
         for name, off in (("beta", 0.0), ("sync_ref_model", False)):
             if not self.is_given(name):
-                self.derive(**{name: self.default_of(name) if self.component == "rl" else off})
+                default = recipe.get(name, self.default_of(name))
+                self.derive(**{name: default if self.component == "rl" else off})
 
     def _derive_anchor(self) -> None:
         """Where top_p and the like reshape the sampled distribution, take the clipped ratio to the

@@ -401,7 +401,7 @@ class Settings:
     """Additional sampling arguments of every request."""
 
     # --- objective --------------------------------------------------------------------------------
-    recipe: Literal["policy_gradient", "clipped_updates", "best_of_group"] | None = None
+    recipe: Literal["policy_gradient", "clipped_updates", "best_of_group", "trl"] | None = None
     """A row of ``recipes.RECIPES``: its values replace the defaults of settings; those that are
     given win."""
     loss: Annotated[Any, Also("loss_type")] = "cispo"

@@ -38,6 +38,21 @@ RECIPES: Mapping[str, Recipe] = {
         {"loss": "reinforce", "advantage": "best", "updates_per_batch": 4, "num_iterations": 2},
         "RAFT, arXiv 2304.06767: rejection sampling; here from groups with a signal alone",
     ),
+    "trl": Recipe(
+        {
+            "loss": "dapo",
+            "advantage": "mean_std",
+            "beta": 0.0,
+            "sync_ref_model": False,
+            "max_off_policy_steps": 0,
+            "zero_variance": "keep",
+            "disable_dropout": False,
+            "mask_truncated_completions": False,
+            "max_grad_norm": 1.0,
+            "max_completion_len": 512,
+        },
+        "the defaults of GRPOConfig in TRL 1.16",
+    ),
 }
 """By the value of the setting ``recipe``."""
 
