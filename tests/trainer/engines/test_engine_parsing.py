@@ -217,3 +217,20 @@ def test_a_reply_that_is_cut_in_a_thought_of_the_template_calls_nothing(separate
 def test_text_parts_of_a_message_are_joined_as_rewards_read_them():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert _plain_text(parts) == message_text({"role": "user", "content": parts}) == "a\nb"
+
+
+@pytest.mark.parametrize("name", ["arguments", "parameters"])
+def test_either_name_of_the_arguments_is_read(name):
+    written = json.dumps({"name": "add", name: {"a": 1}})
+    calls = [{"name": "add", "arguments": '{"a": 1}'}]
+    assert parse_hermes(f"<tool_call>{written}</tool_call>") == ("", calls)
+    assert parse_llama3_json(written) == ("", calls)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ['{"name": "Ann", "age": 9}', '{"name": "Ann"}', '[{"name": "Ann"}, {"name": "Bob"}]'],
+)
+def test_an_answer_in_json_with_a_name_is_no_call(answer):
+    assert parse_llama3_json(answer) == (answer, [])
+    assert parse_hermes(answer) == (answer, [])

@@ -62,7 +62,7 @@ def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
         around.append(text[position:start])
         try:
             value, position = _object_at(text, begin)
-            calls.append(_call(value, "arguments"))
+            calls.append(_call(value, "arguments", "parameters"))
         except _NotACall:
             return text, []
         if text.startswith(_CLOSE, position):
@@ -112,7 +112,10 @@ def _llama3_calls(text: str) -> list[ToolCall]:
             value, position = _object_at(text, position)
             position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]
             for entry in value if isinstance(value, list) else [value]:
-                calls.append(_call(entry, "parameters", "arguments"))
+                call = _call(entry, "parameters", "arguments")
+                if not entry.keys() & {"parameters", "arguments"}:
+                    raise _NotACall  # an answer in JSON: {"name": "Ann", "age": 9}
+                calls.append(call)
     except _NotACall:
         return []
     return calls
