@@ -122,7 +122,7 @@ FORBIDDEN += ["new Function"]
 def test_the_pages_files_hold_no_inline_script_and_no_address_of_another_site():
     page = static_files()["index.html"].decode()
     assert page.count("<script") == 1
-    assert '<script type="module" src="/static/app.js"></script>' in page
+    assert '<script type="module" src="static/app.js"></script>' in page
     assert "style=" not in page
     for name, content in static_files().items():
         text = content.decode()

@@ -96,11 +96,11 @@ def joined(modules: Mapping[str, str]) -> str:
 def _page(page: str) -> str:
     policy = POLICY.replace("connect-src 'self'", "connect-src 'none'")
     policy = policy.replace("; frame-ancestors 'none'", "")
-    charset, script = '<meta charset="utf-8">', '<script type="module" src="/static/app.js">'
+    charset, script = '<meta charset="utf-8">', '<script type="module" src="static/app.js">'
     marker = f'<meta name="generator" content="{MARKER}">'
     rules = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     page = page.replace(charset, f"{charset}\n{marker}\n{rules}")
-    page = page.replace("/static/style.css", "style.css")
+    page = page.replace("static/style.css", "style.css")
     return page.replace(script, '<script defer src="page.js">')
 
 

@@ -172,7 +172,14 @@ def load_folder(folder: Path, dtype: str | None = None) -> tuple[Any, Any]:
         raise ConfigError(f"{folder / ADAPTER} names no base model (base_model_name_or_path)")
     if not (folder / ADAPTER_WEIGHTS).is_file():  # a pickled adapter_model.bin would be read
         raise ConfigError(f"{folder} has no {ADAPTER_WEIGHTS}; save the adapter as safetensors")
-    adapted: Any = PeftModel.from_pretrained(get_model(base, model_kwargs=kwargs), str(folder))
+    try:
+        model = get_model(base, model_kwargs=kwargs)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{folder / ADAPTER}: the base model of the adapter: {error} (a relative path is read"
+            " from the folder you work in: write the whole path as its base_model_name_or_path)"
+        ) from error
+    adapted: Any = PeftModel.from_pretrained(model, str(folder))
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
     return adapted.merge_and_unload().to(device).eval(), get_tokenizer(
         str(folder) if has_tokenizer else base

@@ -16,7 +16,7 @@ export async function ask(question, params = {}) {
   for (const [name, value] of Object.entries(params)) {
     if (value !== null && value !== undefined) query.set(name, value);
   }
-  const response = await fetch(`/api/${question}?${query}`);
+  const response = await fetch(`api/${question}?${query}`);
   const answer = await response.json();
   if (!response.ok) throw new Error(answer.error || response.statusText);
   return answer;
@@ -54,7 +54,7 @@ export class Runs {
 // Write a label of a rollout: true, false, or null to take it back.
 export async function label(run, row, value) {
   const { token } = await ask("labels", { run });
-  const response = await fetch("/api/label", { method: "POST", headers: { "content-type": "application/json", "x-vf-view": token }, body: JSON.stringify({ run, row, label: value }) });
+  const response = await fetch("api/label", { method: "POST", headers: { "content-type": "application/json", "x-vf-view": token }, body: JSON.stringify({ run, row, label: value }) });
   const text = await response.text();
   if (!response.ok) throw new Error(text);
   return JSON.parse(text);
