@@ -199,8 +199,8 @@ _LINKS = ("token_parent", "message_parent")
 
 
 class UnsavedTurns(Transcript):
-    """The turns of a rollout that was saved without them: whoever reads them gets ScoringError, not
-    an empty list, whose sum would be a known 0. The library's own readers find none."""
+    """The turns of a rollout that was saved without them: reading them *raises* ScoringError, where
+    an empty list would have a sum, a known 0. The library's own readers find none."""
 
     @property
     def turns(self) -> list[Turn]:
