@@ -154,12 +154,12 @@ def named_as_in_trl(metrics: Mapping[str, float], functions: Sequence[str]) -> d
     """The metrics of a step under TRL's names, as far as they were recorded; with the names of the
     reward functions."""
     groups = metrics.get("groups/live", 0) + metrics.get("groups/dead", 0)
-    known = {**metrics, "groups": groups}
+    with_groups = {**metrics, "groups": groups}
     table = NAMES_OF_TRL | {f"rewards/{name}/mean": (f"reward/{name}",) for name in functions}
     return {
-        name: known[ours[0]] / (known[ours[1]] if len(ours) == 2 else 1)
+        name: with_groups[ours[0]] / (with_groups[ours[1]] if len(ours) == 2 else 1)
         for name, ours in table.items()
-        if ours[0] in known and (len(ours) == 1 or known.get(ours[1]))
+        if ours[0] in with_groups and (len(ours) == 1 or with_groups.get(ours[1]))
     }
 
 

@@ -167,12 +167,12 @@ class PlannedRun:
         """How weights reach what samples, as the trainer chooses it with a server of today."""
         if not self.samplers:
             return "shared"
-        whole = self.values["lora_modules_to_save"] and "it trains whole modules too"
+        refusal = self.values["lora_modules_to_save"] and "it trains whole modules too"
         situation = Situation(
             features=frozenset(FIRST),
             version="of today",
             has_adapter=self.rank is not None,
-            adapter_refused=whole or None,
+            adapter_refused=refusal or None,
             on_cuda=self.is_accelerator,
             same_device=bool(self.server_share),
         )
@@ -359,7 +359,7 @@ def step_time(run: PlannedRun) -> StepTime:
         concurrent = 0.0
     else:
         generation, concurrent = generate_s(run)
-    sync, other = x.get("sync_s", sync_s(run)), x.get("other_s", 0.0)
+    sync, other_s = x.get("sync_s", sync_s(run)), x.get("other_s", 0.0)
     waiting = min(generation, run.generated * x["env_s"] / run.in_flight)
     sampling = {"generation": generation - waiting, "the environment": waiting}
     between = min(exchanged, train)
@@ -368,10 +368,10 @@ def step_time(run: PlannedRun) -> StepTime:
         parts = dict(sampling if generation > train else training)
     else:
         parts = sampling | training
-    parts |= {"weight synchronisation": sync, "the rest of the step": other}
+    parts |= {"weight synchronisation": sync, "the rest of the step": other_s}
     step = max(generation, train) if run.overlaps else generation + train
     return StepTime(
-        generation, train, exchanged, sync, other, step + sync + other,
+        generation, train, exchanged, sync, other_s, step + sync + other_s,
         sampled / generation, concurrent, max(parts, key=lambda name: parts[name]),
     )  # fmt: skip
 
@@ -400,8 +400,8 @@ def cache_tokens(run: PlannedRun) -> float:
         number /= run.server.get("tensor_parallel_size", 1)
         free = (run.server_share or USABLE) * memory - number * run.model.parameters
     elif run.is_accelerator:
-        taken = trainer_memory(run)
-        reserved = sum(taken[name] for name in ("weights", "gradients", "optimizer"))
+        held = trainer_memory(run)
+        reserved = sum(held[name] for name in ("weights", "gradients", "optimizer"))
         free = EMBEDDED_CACHE_SHARE * (memory - reserved)
     else:
         free = EMBEDDED_CACHE_CPU
@@ -424,8 +424,8 @@ def memory(run: PlannedRun) -> dict[str, dict[str, float]]:
     }
     if not run.server_share:
         return {"trainer": trainer, "inference": server}
-    taken = max(run.server_share * run.inputs["memory"], sum(server.values()))
-    return {"trainer": trainer | {"vLLM": taken}}
+    of_server = max(run.server_share * run.inputs["memory"], sum(server.values()))
+    return {"trainer": trainer | {"vLLM": of_server}}
 
 
 def trainer_memory(run: PlannedRun) -> dict[str, float]:
@@ -434,14 +434,14 @@ def trainer_memory(run: PlannedRun) -> dict[str, float]:
     stored, shards = run.trained_number * run.trained, bool(run.inputs["shards"])
     frozen = 0 if run.rank is None else number * model.parameters
     divided = run.trainers if shards else 1
-    kept = row.activation_bytes(model, run.longest_row)
+    activations = row.activation_bytes(model, run.longest_row)
     parts = {
         "weights": (stored + frozen) / divided,
         "gradients": stored / divided,
         "optimizer": ADAMW_BYTES / FLOAT32 * stored / divided,
         "reference": stored / divided * run.has_reference_copy,
-        "activations": kept,
-        "logits and passes": row.row_bytes(model, run.longest_row) - kept,
+        "activations": activations,
+        "logits and passes": row.row_bytes(model, run.longest_row) - activations,
     }
     if shards:
         # embedding and head are whole until the backward pass ends, with their gradient in both

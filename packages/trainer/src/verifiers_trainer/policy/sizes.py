@@ -127,11 +127,13 @@ class RowPass:
         frozen, half = self.rank is not None, self.number == HALF
         queries, keys = model.attention_width, model.kv_width
         width = 16 + 8 * (not frozen) + 2 * half
-        kept = width * model.width + 2 * self.number * (queries + keys + 2 * model.mlp_width)
-        kept += 2 * queries * (frozen and half) + 7 * self.number * (self.rank or 0)
+        num_bytes = width * model.width + 2 * self.number * (queries + keys + 2 * model.mlp_width)
+        num_bytes += 2 * queries * (frozen and half) + 7 * self.number * (self.rank or 0)
         of_norm = FLOAT32 + self.number * (not frozen)  # as given, and normalised
-        kept += of_norm * (queries + keys) * model.qk_norm
-        return kept + 2 * self.number * (queries - keys) * self.masked  # keys of every query head
+        num_bytes += of_norm * (queries + keys) * model.qk_norm
+        return (
+            num_bytes + 2 * self.number * (queries - keys) * self.masked
+        )  # keys of every query head
 
     def activation_bytes(self, model: Architecture, tokens: int) -> float:
         """What the layers keep of a row of ``tokens``; with checkpointing their inputs alone."""
@@ -139,8 +141,8 @@ class RowPass:
         mask = self.number * tokens**2 * self.masked
         if self.checkpointing:
             return (model.layers + 2) * residual * model.width * tokens + mask
-        kept = model.layers * (self.layer_bytes(model) * tokens + mask)
-        return kept + 2 * residual * model.width * tokens
+        num_bytes = model.layers * (self.layer_bytes(model) * tokens + mask)
+        return num_bytes + 2 * residual * model.width * tokens
 
     def logits_bytes(self, model: Architecture, tokens: int) -> float:
         """Logits of a chunk, and the gradient of a trained head beside the sum of earlier ones."""
