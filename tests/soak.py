@@ -488,13 +488,14 @@ def listening_ports(pid: int) -> list[int]:
 
 
 def pester(port: int) -> None:
-    """Idle connections, half requests, what is no HTTP, another site's page, and a body of very many
-    objects: each is closed or refused."""
+    """Idle connections, half requests, what is no HTTP, another site's page, a body that is not what
+    its encoding says, and one of very many objects: each is closed or refused."""
     body = b'{"messages": [' + b"{}," * 2_000_000 + b"{}]}"
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
     refused = {
         b"GET / HTTP/1.1\r\nno header\r\n\r\n": (400,),
         head + b"Origin: http://evil.example\r\nContent-Length: 2\r\n\r\n{}": (403,),
+        head + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nxx": (400, 401),
         head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body): (400, 401),
     }
     with contextlib.ExitStack() as stack, contextlib.suppress(ConnectionError):
@@ -518,12 +519,17 @@ NUM_ROWS, SIBLINGS = 40, 2
 ZIPPED = {"Content-Encoding": "gzip"}
 OBJECTS = gzip.compress(b'{"choices": [' + b"{}," * 8_000_000 + b"{}]}", 1)
 BOMB, LONG_BOMB = (gzip.compress(bytes(size * 2**20), 9) for size in (4, 70))
+NO_CLOCK = "Mon, 01 Jan 2020 00:00:00 +99999999999999"
+WORST_TEXTS = [part * (200_000 // len(part)) for part in ("a.", "eyJ-", "://", "authorization ")]
+"""Texts for which a pattern once took the square of their length."""
 BEHAVIOURS: dict[str, Callable[[random.Random], Any]] = {
     "500": lambda _: 500,
     "502": lambda _: 502,
     "503": lambda _: 503,
     "429": lambda _: 429,
     "429 with Retry-After": lambda _: Behaviour(429, {"Retry-After": "1"}),
+    "429 with a pause of no clock": lambda _: Behaviour(429, {"Retry-After": NO_CLOCK}),
+    "500 with a long text": lambda rng: Behaviour(500, body=rng.choice(WORST_TEXTS)),
     "reset": lambda _: Behaviour(reset=True),
     "garbage": lambda rng: Behaviour(garbage=rng.randbytes(200)),
     "cut": lambda rng: Behaviour(cut_bytes=rng.randint(0, 60)),

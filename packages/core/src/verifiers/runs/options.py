@@ -151,7 +151,8 @@ class RunOptions:
     """The most that the run may cost over all its sessions, judges included; it ends as
     ``BudgetExhausted``."""
     max_total_tokens: Limit | None = None
-    """The most tokens, read and sampled, that the run may take; as ``max_cost_usd``."""
+    """The most tokens, read and sampled, that the run may take; as ``max_cost_usd``. An image counts
+    as 50,000 until the server has counted it."""
     prices: Mapping[str, Sequence[float]] | None = None
     """Model -> US dollars per million tokens read and sampled, for clients (of judges) without
     prices of their own."""
