@@ -43,6 +43,14 @@ def test_bash_reads_the_slurm_script():
     )
 
 
+def test_a_scheduler_sends_sigterm_to_the_trainer_and_leaves_it_time_to_save():
+    assert re.search(r"^#SBATCH --signal=TERM@(\d+)$", SLURM.read_text(), re.M)[1] >= "120"
+    pod = documents()["Job", "vf-trainer"]["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] >= 120
+    # a shell as the first process of a container passes no signal on
+    assert pod["containers"][0]["args"][0].startswith("exec ")
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_options_of_accelerate_and_of_vf_train_exist(number):
     launcher, training = TRAINS.search(launches()[number]).groups()

@@ -84,6 +84,9 @@ def content(results):
         if name not in ("date", "time", "time_ms", "path_to_save")
     }
     facts["outside_plan"] = sorted(facts["outside_plan"])
+    facts["provenance"] = {
+        name: v for name, v in facts["provenance"].items() if name not in ("date", "earlier")
+    }
     names = set(results.keys()) - {"states", "timings"}
     columns = {name: str(results[name]) for name in names}
     rollouts = [str({**row, "timing": None}) for row in results.rollouts()]

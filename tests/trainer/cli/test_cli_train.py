@@ -437,16 +437,16 @@ def test_a_run_trains_goes_on_and_begins_again(run):
     assert Path("outputs/test/earlier-1/checkpoint-3").is_dir()
 
 
-def test_ctrl_c_ends_after_the_step_saves_and_the_same_command_goes_on(run):
+def test_ctrl_c_saves_the_last_whole_step_and_the_same_command_goes_on(run):
     before = signal.getsignal(signal.SIGINT)
-    result = run("@", "run.toml", "--trainer.args.max_steps", "50", "--env.args.interrupt_at", "20")
+    result = run("@", "run.toml", "--trainer.args.max_steps", "50", "--env.args.interrupt_at", "60")
     assert result.exit_code == 130, result.output
     assert "press Ctrl-C again to exit immediately" in result.stderr
     steps = [row["step"] for row in read_metrics(Path("outputs/test/metrics.jsonl"))]
     assert 1 <= len(steps) < 50
     assert Path(f"outputs/test/checkpoint-{steps[-1]}").is_dir()
     assert (
-        "vf-train @ run.toml --trainer.args.max_steps 50 --env.args.interrupt_at 20"
+        "vf-train @ run.toml --trainer.args.max_steps 50 --env.args.interrupt_at 60"
         in result.stdout
     )
     assert signal.getsignal(signal.SIGINT) is before
@@ -657,17 +657,6 @@ def test_progress_on_a_terminal_is_one_line_redrawn_and_quiet_shows_none():
     silent = Console(file=io.StringIO())
     _played(silent, 3, quiet=True)
     assert silent.file.getvalue() == ""
-
-
-def test_stopping_asks_the_loop_to_stop_and_to_save():
-    line = ProgressLine(_Steps(), Console(file=io.StringIO()))
-    state, control = TrainerState(max_steps=9), TrainerControl()
-    line.on_step_end(None, state, control)
-    assert not control.should_training_stop
-    line.stop_after_step = True
-    line.on_step_end(None, state, control)
-    assert control.should_training_stop
-    assert control.should_save
 
 
 def test_log_messages_go_to_the_console_escaped_and_the_loggers_are_put_back():

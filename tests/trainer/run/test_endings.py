@@ -100,7 +100,10 @@ def test_whatever_ends_a_run_saves_its_last_whole_step(tmp_path, caplog, ending)
     ended = json.loads((tmp_path / "settings.json").read_text()).get("ended", "")
     assert ended == ("" if ending == "ctrl-c" else str(raised.value))  # what vf-view shows
     env, reward = after_two_steps(digits)
-    again = small_trainer(tmp_path, env, max_steps=3, max_off_policy_steps=0)
+    # the reward that ended it is mended: another function
+    again = small_trainer(
+        tmp_path, env, max_steps=3, max_off_policy_steps=0, accept_changed_code=True
+    )
     reward.trainer = again
     assert [
         round(row["staleness/max"]) for row in run(again, resume_from_checkpoint=True).steps

@@ -121,6 +121,8 @@ class HFLoop(Trainer):
     """Gradient norm of the newest step, before clipping."""
     is_complete: bool = False
     """Whether the batches ended before ``max_steps``, because the task is solved."""
+    is_interrupted: bool = False
+    """Whether a signal ends the training after the present step, on every rank."""
     _pending_decisions = (False, False)
     _earlier_engine: Any = None
     """DeepSpeed's engine of an earlier ``train``, until the next ``train`` begins."""
@@ -312,12 +314,15 @@ class HFLoop(Trainer):
         """Postpone saving and stopping to the last of the steps of a batch."""
         control, pending = self.control, self._pending_decisions
         if self.ranks.world > 1:  # a callback may set a flag on one rank alone
-            flags = self.ranks.any(
-                [getattr(control, name) for name in DECISIONS], "the end of the step"
-            )
-            control.__dict__.update(zip(DECISIONS, flags, strict=True))
+            flags = [*(getattr(control, name) for name in DECISIONS), self.is_interrupted]
+            *decided, self.is_interrupted = self.ranks.any(flags, "the end of the step")
+            control.__dict__.update(zip(DECISIONS, decided, strict=True))
+        if self.is_interrupted:
+            control.should_save = control.should_training_stop = True
+            control.should_evaluate = False
         decisions = (control.should_save or pending[0], control.should_training_stop or pending[1])
-        within = bool(self.state.global_step % self.args.steps_per_batch) and not self.is_complete
+        within = bool(self.state.global_step % self.args.steps_per_batch)
+        within = within and not self.is_complete and not self.is_interrupted
         self._pending_decisions = decisions if within else (False, False)
         control.should_save, control.should_training_stop = (False, False) if within else decisions
         super()._maybe_log_save_evaluate(*args, **keywords)

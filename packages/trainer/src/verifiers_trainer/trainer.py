@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ from transformers.trainer_utils import TrainOutput, set_seed
 from verifiers.data.examples import Example
 from verifiers.data.sources import DatasetLike
 from verifiers.environments.base import Environment
-from verifiers.errors import CheckpointError, NonFiniteLoss, WeightSyncError
+from verifiers.errors import CheckpointError, NonFiniteLoss, RunError, WeightSyncError
 from verifiers.runs.rollout import RunContext
 from verifiers_trainer.algorithm import old_logprobs
 from verifiers_trainer.algorithm.batch import TrainBatch
@@ -41,12 +42,12 @@ from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.algorithm.losses import LossInput, Objective, resolve_loss
 from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
 from verifiers_trainer.algorithm.state import state_of
-from verifiers_trainer.distributed import batch_sharing, fsdp
+from verifiers_trainer.distributed import batch_sharing, deepspeed, fsdp
 from verifiers_trainer.engines.policy_client import PolicyClient
 from verifiers_trainer.hf_loop import FORCED, HFLoop
 from verifiers_trainer.pipeline import curriculum, custom_batches, rewards, subclass_hooks
 from verifiers_trainer.pipeline.custom_batches import BatchSource
-from verifiers_trainer.pipeline.schedule import PipelineState
+from verifiers_trainer.pipeline.schedule import PipelineState, amid_batch
 from verifiers_trainer.policy import checkpoint_files, preparation
 from verifiers_trainer.policy.compiled import compiled_layers
 from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
@@ -59,8 +60,10 @@ from verifiers_trainer.run.history import History
 from verifiers_trainer.run.policy_server import PolicyServer
 from verifiers_trainer.run.progress import ProgressLine
 from verifiers_trainer.run.proof import write_proof
+from verifiers_trainer.run.provenance import CALLBACK
 from verifiers_trainer.run.recorder import StepRecorder
 from verifiers_trainer.run.resume import Checkpoints
+from verifiers_trainer.run.signals import Interruption, exit_of
 from verifiers_trainer.run.step import Step
 from verifiers_trainer.run.trackers import installed
 from verifiers_trainer.settings.config import RLConfig
@@ -161,7 +164,7 @@ class RLTrainer(HFLoop):
             )
             self.server = PolicyServer(run)
             self.recorder = StepRecorder(run, report_to)
-            self.checkpoints = Checkpoints(run, self.recorder.file)
+            self.checkpoints = Checkpoints(run, self.recorder.file, self._hooks)
             self.batches: BatchSource | None = None
             """Source of each step's batch during training; on rank 0 alone."""
             self.checks_sampler = True
@@ -174,6 +177,8 @@ class RLTrainer(HFLoop):
             self._open_step: Step | None = None
             """The step whose metrics are not written yet, which takes what is logged."""
             self._start = PipelineState()
+            self._whole_batch: TrainBatch | None = None
+            """The batch that was drawn last."""
             self._resumed_from: Path | None = None
             self._drawn_step = 0
             self.progress = ProgressLine(
@@ -195,6 +200,11 @@ class RLTrainer(HFLoop):
                 callbacks=[self.recorder.trackers, self.progress, *(callbacks or [])],
                 optimizers=optimizers,
             )
+        # DeepSpeed steps within the backward pass, which may therefore not be left
+        is_alone = run.ranks.world == 1 and not deepspeed.is_used(self.accelerator)
+        self.interruption = Interruption(raises_anywhere=is_alone)
+        """What a signal during ``train`` does."""
+        self._exit_code = 0
         run.copy_policy(self.splits)
 
     # --- train ------------------------------------------------------------------------------------
@@ -205,13 +215,31 @@ class RLTrainer(HFLoop):
         """Train for ``max_steps`` optimizer steps; ``True`` resumes from the newest valid
         checkpoint, a path from it.
 
+        ``"auto"`` resumes if there is a checkpoint, and starts otherwise.
+
         Ends earlier when the task is solved (``is_complete``). Without a checkpoint, an earlier run
         in the output folder is moved aside. Raises ``RunError`` and its subclasses when training
         cannot continue, after the last whole step is saved; ``RunMismatch`` when the checkpoint has
-        another configuration.
+        another configuration. SIGTERM saves the last whole step and raises ``SystemExit(143)``,
+        Ctrl-C raises ``KeyboardInterrupt`` after it.
         """
-        with self.ranks.together():
-            return self._train(resume_from_checkpoint, keywords)
+        self._exit_code = 0
+        try:
+            with self.ranks.together(), self.interruption:
+                output = self._train(resume_from_checkpoint, keywords)
+        except KeyboardInterrupt as error:
+            if self.exit_code:
+                raise exit_of(self.exit_code) from error
+            raise
+        if self.exit_code:
+            raise exit_of(self.exit_code)
+        return output
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal that ended ``train``, of this process or of rank 0; 0 without one."""
+        signum = self.interruption.signum
+        return self._exit_code if signum is None else 128 + signum
 
     def _train(
         self, resume_from_checkpoint: str | bool | None, keywords: dict[str, Any]
@@ -219,6 +247,7 @@ class RLTrainer(HFLoop):
         folder, step, self._start = self.checkpoints.starting_point(resume_from_checkpoint)
         self._resumed_from, self.is_complete = folder, False
         self.newest, self._ends_on_every_rank, self._push_error = None, False, None
+        self.is_interrupted, self._whole_batch = False, None
         if folder is not None and step >= self.args.max_steps:
             log.warning(
                 "%s is of step %d and max_steps is %d: nothing to train",
@@ -237,6 +266,9 @@ class RLTrainer(HFLoop):
                 output = super().train(
                     resume_from_checkpoint=str(folder) if folder else None, **keywords
                 )
+            if self.is_interrupted:
+                self._exit_code = 128 + signal.SIGTERM
+                raise KeyboardInterrupt
             self.ranks.share(self._raise_push_error, "the end of training")
             is_compared = self.checks_sampler and not self.args.load_best_model_at_end
             last = self.canary.check() if is_compared else {}
@@ -266,6 +298,10 @@ class RLTrainer(HFLoop):
             self.progress.stop()
             uninstall(self.model)
             self.close()
+
+    def _hooks(self) -> dict[str, list[Any]]:
+        """Objects, by role, whose code decides what is trained."""
+        return {"trainer": [type(self)], CALLBACK: list(self.callback_handler.callbacks)}
 
     def _raise_push_error(self) -> None:
         if self._push_error is not None:
@@ -323,6 +359,7 @@ class RLTrainer(HFLoop):
         if run.offline is None or self.args.eval_strategy != "no":
             self.start_engine()
             self.engine.check_shared()
+            self.checkpoints.note_engine(self.engine)
             self.engine.set_version(self.policy_version)
             if self.checks_sampler:
                 self.canary.ask(self.engine, self.policy_version)
@@ -337,7 +374,8 @@ class RLTrainer(HFLoop):
             self, RLTrainer, *custom_batches.DRAWING_METHODS
         )
         start = self._start
-        amid = self.state.global_step % self.args.steps_per_batch and start.ready
+        amid = start.in_training or self.state.global_step % self.args.steps_per_batch
+        is_amid = bool(amid and start.ready)
         rewards_are_own = subclass_hooks.is_overridden(self, RLTrainer, "compute_rewards")
         return custom_batches.open_batches(
             run.env,
@@ -347,7 +385,7 @@ class RLTrainer(HFLoop):
             run.num_steps_per_epoch,
             draw=self._draw if draws else None,
             first_step=self.first_draw,
-            at_hand=bool(amid) and min(group.index for group in start.ready) >= start.base,
+            at_hand=is_amid and min(group.index for group in start.ready) >= start.base,
             turns_of=lambda completion, name: self.client.turns_of(completion, name),
             compute_rewards=self.compute_rewards if rewards_are_own else None,
             record_dropped=self.recorder.record_dropped,
@@ -361,6 +399,7 @@ class RLTrainer(HFLoop):
         the time that the batch took is the first step's.
         """
         while (batch := self._next_batch()) is not None:
+            self._whole_batch = batch
             steps, per_batch = batch.steps, self.args.steps_per_batch
             if (num_taken := self.state.global_step % per_batch) and self._resumed_from is not None:
                 self.checkpoints.restore_fixed(self._resumed_from, self._rows_of(batch))
@@ -374,10 +413,38 @@ class RLTrainer(HFLoop):
     def _next_batch(self) -> TrainBatch | None:
         source: Any = self.batches  # of rank 0, which alone asks it
         try:
-            return batch_sharing.next_batch(self.ranks, lambda: source.next_batch())
+            with self._ending_together():
+                take = self._interruptible(lambda: source.next_batch())
+                return batch_sharing.next_batch(self.ranks, take)
         except Exception:  # the batch's error reaches every rank: records that, and raises it again
             self._ends_on_every_rank = True
             raise
+
+    def _interruptible(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        """``work`` of rank 0, for which the others wait, and which a signal ends; for
+        ``_ending_together``."""
+
+        def run() -> Any:
+            try:
+                with self.interruption.raising():
+                    return work()
+            except KeyboardInterrupt as error:
+                if self.ranks.world == 1:
+                    raise
+                raise RunError("a signal ends the training", code=self.exit_code) from error
+
+        return run
+
+    @contextmanager
+    def _ending_together(self) -> Iterator[None]:
+        """Raise the signal of rank 0 on every rank, for all to save together."""
+        try:
+            yield
+        except RunError as error:
+            if type(error) is not RunError or not error.code:
+                raise
+            self._exit_code, self._ends_on_every_rank = int(error.code), True
+            raise KeyboardInterrupt from error
 
     def step(self, model: torch.nn.Module, batch: TrainBatch) -> Generator[Tensor]:
         """An optimizer step, from top to bottom; transformers' loop does what stands in brackets::
@@ -416,6 +483,8 @@ class RLTrainer(HFLoop):
             yield loss
         yield loss
         self.finish_step()
+        self.is_interrupted = self.interruption.signum is not None
+        self.interruption.release()
 
     def _new_step(self, batch: TrainBatch) -> Step:
         """The step on ``batch``, whose rows have the log-probabilities that stay fixed during the
@@ -517,6 +586,7 @@ class RLTrainer(HFLoop):
             self.batches.settle()
         self._check_next_batch(step)
         times: dict[str, float] = {}
+        self.interruption.hold()  # until the step is whole
         try:
             with self.server.weight_update(self.policy_version + 1) as times:
                 step.is_whole = False
@@ -662,8 +732,16 @@ class RLTrainer(HFLoop):
 
         def compute() -> dict[str, float]:
             context, version = self.run_context(self.args.eval_sampling_args), self.policy_version
-            rows = {"rows": eval_dataset, "prefix": metric_key_prefix}
-            return evaluation.evaluate(self.training_run, context, version, count, **rows)
+            return evaluation.evaluate(
+                self.training_run,
+                context,
+                version,
+                count,
+                version=self.server.version,
+                facts=self.checkpoints.facts(),
+                rows=eval_dataset,
+                prefix=metric_key_prefix,
+            )
 
         return self._record_evaluation(compute)
 
@@ -682,7 +760,10 @@ class RLTrainer(HFLoop):
     def _record_evaluation(self, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Evaluate on rank 0; write the metrics and notify the callbacks, unless already
         recorded."""
-        metrics: dict[str, float] = self.ranks.share(compute, "the evaluation")
+        with self._ending_together():
+            metrics: dict[str, float] = self.ranks.share(
+                self._interruptible(compute), "the evaluation"
+            )
         if self.recorder.record_evaluation(self.state.global_step, metrics):
             self._notify(dict(metrics))
             self.control = self.callback_handler.on_evaluate(
@@ -740,16 +821,20 @@ class RLTrainer(HFLoop):
         if self.state.global_step % self.args.steps_per_batch and self.newest is not None:
             fixed = old_logprobs.to_bytes(self._rows_of(self.newest.batch))
             algorithm |= self.newest.batch.whole_batch.state_before  # it is built again
-        self.checkpoints.save(
-            self.state,
-            self.optimizer,
-            self.lr_scheduler,
-            self.accelerator.scaler,
-            write_model=lambda folder: self.save_model(str(folder), _internal_call=True),
-            snapshot=lambda: source.last_state() if is_last else source.snapshot(),
-            fixed=fixed,
-            algorithm=algorithm,
-        )
+        whole_batch = None if source is None else self._whole_batch
+        if whole_batch and amid_batch(source.state, self.state.global_step, self.args):
+            algorithm |= whole_batch.state_before
+        with self.interruption.held():
+            self.checkpoints.save(
+                self.state,
+                self.optimizer,
+                self.lr_scheduler,
+                self.accelerator.scaler,
+                write_model=lambda folder: self.save_model(str(folder), _internal_call=True),
+                snapshot=lambda: source.last_state() if is_last else source.snapshot(),
+                fixed=fixed,
+                algorithm=algorithm,
+            )
         self.recorder.spent("time/checkpoint", time.perf_counter() - started)
 
     # --- engine -----------------------------------------------------------------------------------

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import functools
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -33,6 +31,7 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, open_file, read_stream
 from verifiers.runtime.http_clients import open_url
 from verifiers.storage.described import type_name
+from verifiers.storage.weights import file_sha256
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -83,8 +82,7 @@ class LocalModel:
     @property
     def sha256(self) -> str:
         """Hex digest of the file, computed once per version of the file."""
-        stat = self.path.stat()
-        return _sha256(str(self.path), stat.st_mtime_ns, stat.st_size)
+        return file_sha256(self.path)
 
     def describe(self) -> dict[str, Any]:
         """Return the record of the model for a run: name, file, sha256, quantisation, default
@@ -92,11 +90,9 @@ class LocalModel:
         facts = {"name": self.name, "file": self.path.name, "sha256": self.sha256}
         return {**facts, "quantisation": self.quantisation, "sampling": SAMPLING}
 
-
-@functools.lru_cache(maxsize=16)
-def _sha256(path: str, mtime_ns: int, size_bytes: int) -> str:
-    with open_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    def weights(self) -> dict[str, str]:
+        """File -> hash, for the record of where numbers come from."""
+        return {self.path.name: self.sha256}
 
 
 def is_installed() -> bool:

@@ -53,6 +53,7 @@ FACTS: dict[str, Any] = {
         "env_version": None,
         "env_commit": None,
     },
+    "provenance": None,
     "fingerprint": None,
     "status": "complete",
     "seed": None,
@@ -80,7 +81,7 @@ against`` of the interval that ended the run before its plan; ``spent``: ``usd t
 max_cost_usd max_total_tokens`` of a run with a limit, over all its sessions; ``origin``: ``path
 fingerprint env_args date avg_reward num_rollouts`` of the run whose rollouts were scored again;
 ``cached``: ``folder hits misses`` of the last call with a cache; ``coverage``: see
-``results.coverage.Coverage.counts``."""
+``results.coverage.Coverage.counts``; ``provenance``: see ``storage.provenance``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,7 @@ class GenerateMetadata(AttributeDict):
         path_to_save: Path | None
         tools: list[Any] | None
         version_info: dict[str, str | None]
+        provenance: dict[str, Any] | None
         fingerprint: str | None
         status: str
         seed: int | None

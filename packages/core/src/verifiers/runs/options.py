@@ -21,6 +21,7 @@ from verifiers.clients.payload import OPENAI_ARGUMENTS
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
 from verifiers.runtime.values import FINITE, Count, MinusOne, Number, describe, fits, parts
+from verifiers.storage.described import describe_members
 
 if TYPE_CHECKING:
     from verifiers.results import GenerateOutputs
@@ -156,6 +157,11 @@ class RunOptions:
     prices: Mapping[str, Sequence[float]] | None = None
     """Model -> US dollars per million tokens read and sampled, for clients (of judges) without
     prices of their own."""
+    model_name: str | None = None
+    """Name of the model in the results; None = that of the requests."""
+    provenance: Mapping[str, Any] | None = None
+    """Further facts of where the numbers come from, for ``metadata.json``; they replace those of
+    the run."""
     preflight: bool = True
     """Check the endpoint before the first rollout."""
     progress: Progress | None = None
@@ -183,6 +189,14 @@ class RunOptions:
     def limits_spending(self) -> bool:
         """Whether the run may not spend more than a limit."""
         return self.max_cost_usd is not None or self.max_total_tokens is not None
+
+    def described(self) -> dict[str, Any]:
+        """Every option as a JSON value, but those that are objects of this process."""
+        names = [field.name for field in fields(self) if field.name not in _OF_THIS_PROCESS]
+        return describe_members({name: getattr(self, name) for name in names})
+
+
+_OF_THIS_PROCESS = frozenset("progress on_start on_progress on_log provenance results_path".split())
 
 
 class EvaluateOptions(SamplingOptions, total=False):
@@ -218,6 +232,8 @@ class EvaluateOptions(SamplingOptions, total=False):
     max_cost_usd: float | None
     max_total_tokens: float | None
     prices: Mapping[str, Sequence[float]] | None
+    model_name: str | None
+    provenance: Mapping[str, Any] | None
     preflight: bool
     progress: Progress | None
     on_start: Callable[..., Any] | None

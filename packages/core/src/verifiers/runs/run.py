@@ -22,7 +22,6 @@ import inspect
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack
-from importlib import metadata as packages
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +63,7 @@ from verifiers.storage.directory import (
     run_path,
 )
 from verifiers.storage.identity import code_of, identity_of
+from verifiers.storage.provenance import environment_facts, provenance
 
 if TYPE_CHECKING:
     from verifiers.clients.protocol import Client, ClientLike
@@ -105,6 +105,7 @@ class Run:
         """Ends the run before its plan does, once it is decided."""
         self.notices = Notices(env.logger, options)
         self._config: dict[str, Any] | None = None
+        self._provenance: dict[str, Any] | None = None
         self._fingerprint: str | None = None
 
     async def execute(self, given_client: ClientLike | None = None) -> GenerateOutputs:
@@ -171,7 +172,7 @@ class Run:
         """The configuration that all rollouts of a run share, without secrets; computed once."""
         if self._config is None:
             self._config = identity_of(self.env) | {
-                "model": self.model,
+                "model": self.name,
                 "sampling_args": digested(self._sampling),
                 "seed": self.options.seed,
                 "score_rollouts": self.is_scored,
@@ -198,6 +199,7 @@ class Run:
         """Statistics of rollouts and facts of the run; ``status`` is running, complete, interrupted
         or failed."""
         env, local_model = self.env, getattr(self.client, "local_model", None)
+        record = self.provenance()
         decision = None if self.stopping is None else self.stopping.decision()
         ended = self.stopping is not None and status == "complete"
         return GenerateMetadata.of(
@@ -205,7 +207,7 @@ class Run:
             env_id=env.env_id,
             env_args=redacted(env.env_args),
             env_version=env.env_version,
-            model=self.model,
+            model=self.name,
             base_url=self._base_url,
             num_examples=len(set(measured.examples)) if ended else len(self.plan.examples),
             rollouts_per_example=max(self.plan.siblings),
@@ -220,11 +222,12 @@ class Run:
             path_to_save=str(self.path) if self.path is not None else None,
             tools=list(env.tool_defs),
             version_info={
-                "vf_version": _installed_version(),
-                "vf_commit": None,
+                "vf_version": record["packages"]["verifiers"],
+                "vf_commit": _sha(record["commit"]),
                 "env_version": env.env_version,
-                "env_commit": None,
+                "env_commit": _sha(record["environment"]["commit"]),
             },
+            provenance=record,
             fingerprint=self.fingerprint(),
             status=status,
             seed=self.options.seed,
@@ -239,6 +242,28 @@ class Run:
             stopped=None if decision is None else dataclasses.asdict(decision),
             coverage=store.coverage.counts() | equal_groups(measured.rewards, measured.examples),
         )
+
+    def provenance(self) -> dict[str, Any]:
+        """Where the run's numbers come from, see ``storage.provenance``; made once."""
+        if self._provenance is None:
+            saved = (read_metadata(self.path) or {}) if self.path is not None else {}
+            local_model = getattr(self.client, "local_model", None)
+            facts = {
+                "environment": environment_facts(self.env),
+                "code": self.config().get(CODE),
+                "engine": type(self.client).__name__,
+                "processes": max(1, self.options.num_workers),
+                "settings": self.options.described(),
+                "weights": None if local_model is None else local_model.weights(),
+            }
+            facts |= self.options.provenance or {}
+            self._provenance = provenance(saved.get("provenance"), **facts)
+        return self._provenance
+
+    @property
+    def name(self) -> str:
+        """The model's name in results."""
+        return self.options.model_name or self.model
 
     @property
     def _base_url(self) -> str:
@@ -255,7 +280,7 @@ class Run:
         config = self.config()
         if options.results_path is None:
             name = env.env_id or type(env).__name__
-            location = (default_root(name), name, self.model, fingerprint(config))
+            location = (default_root(name), name, self.name, fingerprint(config))
             path = run_path(
                 *location,
                 resume=options.resume,
@@ -424,7 +449,7 @@ class Run:
             )
         low, high = options.reward_range
         against = None if options.until_decided is None else str(options.until_decided)
-        present = Measured("this run", self.env.env_id, {}, self.model, self.config())
+        present = Measured("this run", self.env.env_id, {}, self.name, self.config())
         return StoppingRule(
             self.plan,
             (low, high),
@@ -495,8 +520,5 @@ class Run:
         return room
 
 
-def _installed_version() -> str:
-    try:
-        return packages.version("verifiers")
-    except packages.PackageNotFoundError:
-        return verifiers.__version__
+def _sha(commit: Mapping[str, Any] | None) -> str | None:
+    return None if commit is None else str(commit["sha"])

@@ -155,7 +155,12 @@ def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _is_code_of_two_pythons(key: str, before: object, now: object) -> bool:
-    if key.rpartition(".")[2] != CODE or not isinstance(before, str) or not isinstance(now, str):
+    return key.rpartition(".")[2] == CODE and is_code_of_two_pythons(before, now)
+
+
+def is_code_of_two_pythons(before: object, now: object) -> bool:
+    """Whether two hashes of bytecode are of two versions of Python, and say nothing."""
+    if not isinstance(before, str) or not isinstance(now, str):
         return False
     matches = _CODE.fullmatch(before), _CODE.fullmatch(now)
     return matches[0] is not None and matches[1] is not None and matches[0][1] != matches[1][1]

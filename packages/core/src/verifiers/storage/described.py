@@ -31,7 +31,7 @@ MAX_STORED_CHARS = 10_000
 
 OUR_PACKAGES = ("verifiers", "verifiers_agents", "verifiers_trainer")
 _FREE = re.compile(r"\bFree\(")
-_PYTHON = f"{sys.implementation.name}-{sys.version_info.major}.{sys.version_info.minor}"
+PYTHON = f"{sys.implementation.name}-{sys.version_info.major}.{sys.version_info.minor}"
 in_progress: ContextVar[tuple[int, ...]] = ContextVar("verifiers_identity", default=())
 
 
@@ -219,7 +219,7 @@ def _function(value: object) -> dict[str, Any] | None:
     if value.__module__ is None or value.__module__.partition(".")[0] not in STABLE_MODULES:
         # its code tells it from others; a script is the module __main__ when it is run, and has its
         # name when imported
-        code = f"{_PYTHON}:{_code_hash(value.__code__)}"
+        code = f"{PYTHON}:{code_hash(value.__code__)}"
         described = {"function": value.__qualname__, "code": code}
     else:
         described = {"function": type_name(value)}
@@ -253,7 +253,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def _code_hash(code: types.CodeType) -> str:
+def code_hash(code: types.CodeType) -> str:
     """16 hex digits of the hash of a function's bytecode, constants and names, not its place."""
     content = repr(_code_content(code)).encode("utf-8", "surrogatepass")
     return hashlib.sha256(content).hexdigest()[:16]

@@ -33,7 +33,7 @@ def source_hashes(
     folder. Installed libraries, modules imported by a computed name and data files are not
     included. ``digests``: path -> SHA-256 of files as they were when they were run.
     """
-    pending = list(filter(None, (_author_file(_module_name(value)) for value in objects)))
+    pending = list(filter(None, (_author_file(module_name(value)) for value in objects)))
     paths: dict[Path, str] = {}
     in_namespaces = names_in_namespaces()
     while pending:
@@ -57,7 +57,7 @@ def source_hashes(
     return hashes
 
 
-def _module_name(value: object) -> str | None:
+def module_name(value: object) -> str | None:
     """The name of the module that defines a function or a class, or an instance's class."""
     while isinstance(value, functools.partial | types.MethodType):
         value = value.func if isinstance(value, functools.partial) else value.__func__
@@ -70,7 +70,7 @@ def _module_name(value: object) -> str | None:
 def _names_of_values(module: str) -> Iterator[str]:
     """The modules that define what a loaded module holds."""
     for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
-        name = value.__name__ if isinstance(value, types.ModuleType) else _module_name(value)
+        name = value.__name__ if isinstance(value, types.ModuleType) else module_name(value)
         if name is not None:
             yield name
 

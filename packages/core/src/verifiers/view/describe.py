@@ -34,6 +34,7 @@ from verifiers.storage.directory import (
     read_metadata,
 )
 from verifiers.storage.files import LOCK_NAME
+from verifiers.storage.provenance import provenance_rows
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Source
 from verifiers.view.curves import Curves
 
@@ -94,9 +95,9 @@ def _damaged(source: Source, error: Exception) -> dict[str, Any]:
 
 
 def settings(source: Source) -> dict[str, Any]:
-    """The stored ``config`` and ``metadata``, the weights of the reward functions, and
-    ``certificate``, the content of an installed environment's, in words ``audit``. *Raises*
-    ConfigError for damaged files."""
+    """The stored ``config`` and ``metadata``, the weights of the reward functions, where the numbers
+    come from as lines of a table (``provenance``), and ``certificate``, the content of an installed
+    environment's, in words ``audit``. *Raises* ConfigError for damaged files."""
     try:
         return _settings(source)
     except DAMAGE as error:
@@ -115,6 +116,7 @@ def _settings(source: Source) -> dict[str, Any]:
     names, weights = config.get("reward_functions") or [], config.get("reward_weights") or []
     pairs = zip(names, weights, strict=False)
     env_id = config.get("env_id") or training.get("env_id") or metadata.get("env_id")
+    record = training.get("provenance") or metadata.get("provenance")
     try:
         certificate = read_certificate(str(env_id)) if env_id else None
     except UsageError:  # it is not installed here
@@ -127,6 +129,7 @@ def _settings(source: Source) -> dict[str, Any]:
         "flat": flat_settings(config | facts),
         "noted": stored.get("noted") or {},
         "metadata": metadata,
+        "provenance": provenance_rows(record),
         "weights": {name: value for name, value in pairs if isinstance(value, int | float)},
         "audit": None if certificate is None else str(certificate),
         "certificate": content,
@@ -245,7 +248,7 @@ def _training(source: Source) -> dict[str, Any]:
 
 def _training_facts(folder: Path) -> dict[str, Any]:
     """``env_id``, ``model``, ``max_steps`` and ``settings`` from the newest file of a training run
-    that has them, and why it ``ended`` if with an error."""
+    that has them, why it ``ended`` if with an error, and the ``provenance`` of its last session."""
     summary = _json(folder / "summary.json")
     checkpoints = folder.glob("checkpoint-*/rl_state.json")
     newest = max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
@@ -258,6 +261,7 @@ def _training_facts(folder: Path) -> dict[str, Any]:
         "model": summary.get("model") or saved.get("model"),
         "max_steps": state.get("max_steps") or summary.get("steps") or started.get("max_steps"),
         "ended": str(started.get("ended") or ""),
+        "provenance": started.get("provenance"),
         **({"settings": configuration} if configuration else {}),
     }
 

@@ -135,17 +135,18 @@ def resolve_loss(choice: str | LossFunction, **parameters: object) -> Callable[[
 
     >>> loss = resolve_loss("ppo", epsilon_low=0.2)
     """
-    function = _function_of(choice)
+    function = function_of(choice)
     check_parameters("loss", str(choice), function, parameters)
     return functools.partial(_masked(function), **parameters)
 
 
 def loss_parameters(choice: str | LossFunction) -> frozenset[str] | None:
     """Names of the parameters a loss takes; None when it takes any keyword."""
-    return keyword_parameters(_function_of(choice))
+    return keyword_parameters(function_of(choice))
 
 
-def _function_of(choice: str | LossFunction) -> LossFunction:
+def function_of(choice: str | LossFunction) -> LossFunction:
+    """The function behind a name of ``resolve_loss``, without parameters. *Raises* ConfigError."""
     objective = named_objective(choice)
     return LOSSES.resolve(choice if objective is None else objective.loss, OBJECTIVES)
 

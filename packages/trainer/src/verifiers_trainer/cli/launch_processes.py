@@ -154,8 +154,8 @@ def wait_until(
 def wait_for(
     child: Child, signals: Signals, is_lost: Callable[[], bool] = lambda: False
 ) -> int | None:
-    """The exit code of a child that receives the signals too: the first ends it after its step, the
-    second at once. None when ``is_lost`` before."""
+    """The exit code of a child that receives the signals too: after the first it saves its last
+    whole step, the second ends it at once. None when ``is_lost`` before."""
     num_forwarded = 0
     while (code := child.exit_code) is None:
         if is_lost():

@@ -34,7 +34,7 @@ from verifiers_trainer.pipeline.warmup import warm_up
 from verifiers_trainer.policy.builtin_models import TINY
 from verifiers_trainer.policy.checkpoint_files import write_json
 from verifiers_trainer.policy.loading import get_model_and_tokenizer
-from verifiers_trainer.run.evaluation import run_rollouts
+from verifiers_trainer.run.evaluation import name_of_weights, run_rollouts
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 from verifiers_trainer.run.plot import draw_learning_curve
 from verifiers_trainer.settings.config import RLConfig
@@ -301,7 +301,15 @@ def _run_rollouts(
     trainer: RLTrainer, rows: list[Any], folder: Path | None = None
 ) -> GenerateOutputs:
     context = trainer.run_context(trainer.args.eval_sampling_args)
-    return run_rollouts(trainer.training_run, context, inputs=rows, folder=folder)
+    run, step = trainer.training_run, trainer.policy_version
+    return run_rollouts(
+        run,
+        context,
+        inputs=rows,
+        folder=folder,
+        model_name=name_of_weights(run, step, trainer.server.version),
+        facts=trainer.checkpoints.facts(),
+    )
 
 
 def _held_out(env: vf.Environment) -> list[dict[str, Any]]:

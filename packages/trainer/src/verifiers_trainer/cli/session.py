@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from verifiers.cli.common.interrupt import Interrupt
 from verifiers.errors import ConfigError, RunMismatch
 from verifiers.results.coverage import counts_in_metrics
 from verifiers.runtime.redaction import redacted, redacted_text, redacted_words
@@ -196,21 +195,18 @@ class Session:
                 progress = ProgressLine(trainer, self.console, self.quiet)
                 trainer.add_callback(progress)
 
-                def announce() -> None:
-                    progress.stop_after_step = True
-                    self._print(
-                        "stopping after this step, then saving; press Ctrl-C again to exit"
-                        " immediately"
-                    )
-
+                trainer.interruption.announce = lambda: self._print(
+                    "stopping: the last whole step is saved; press Ctrl-C again to exit immediately"
+                )
+                trainer.interruption.leave = progress.stop
                 try:
-                    with (
-                        _naming_the_way_out(),
-                        Interrupt(announce, lambda _: progress.stop()) as interrupt,
-                    ):
+                    with _naming_the_way_out():
                         trainer.train(
                             resume_from_checkpoint=str(plan.checkpoint) if plan.checkpoint else None
                         )
+                except (KeyboardInterrupt, SystemExit):
+                    if not trainer.exit_code:
+                        raise
                 except RunMismatch:
                     raise
                 except Exception:  # whatever ended the run: says what is saved, and raises it again
@@ -227,8 +223,9 @@ class Session:
                     progress.stop()
                     self._describe(plan, result)
                 result["solved"] = trainer.is_complete
-            self._close(plan, interrupted=interrupt.signum is not None, solved=trainer.is_complete)
-        return interrupt.exit_code
+            is_over = bool(trainer.exit_code)
+            self._close(plan, interrupted=is_over, solved=trainer.is_complete)
+        return trainer.exit_code
 
     @contextmanager
     def _folder(self, plan: Plan) -> Iterator[None]:

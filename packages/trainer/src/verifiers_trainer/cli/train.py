@@ -114,7 +114,7 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--accept-changed-code",
     is_flag=True,
-    help="Resume although source files of the environment changed; recorded.",
+    help="Resume although the environment or own functions changed; recorded.",
 )
 @click.option(
     "--engine",

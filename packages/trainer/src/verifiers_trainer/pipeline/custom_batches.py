@@ -34,7 +34,12 @@ from verifiers_trainer.pipeline.health import SignalMeter
 from verifiers_trainer.pipeline.mixture import MixtureSchedule
 from verifiers_trainer.pipeline.offline import OfflineRollouts
 from verifiers_trainer.pipeline.pipeline import DecideRewards, Pipeline, RecordDropped
-from verifiers_trainer.pipeline.schedule import PipelineState, Schedule
+from verifiers_trainer.pipeline.schedule import (
+    PipelineState,
+    Schedule,
+    amid_batch,
+    forget_batch,
+)
 from verifiers_trainer.pipeline.thread import PipelineThread
 from verifiers_trainer.settings.config import RLConfig
 
@@ -242,7 +247,9 @@ class CustomRollouts:
         self._signal.signal = self.state.signal
         if self.state.ready:
             self._first, self.state.ready = (self._step, self.state.ready), []
-            self._goes_on = True
+            self.state.in_training, self._goes_on = 0, True
+        else:
+            forget_batch(self.state, version, self.config)
 
     @property
     def _step(self) -> int:
@@ -290,11 +297,11 @@ class CustomRollouts:
 
     def snapshot(self) -> PipelineState:
         state, ready = replace(self.state, signal=replace(self.state.signal)), self._in_training
-        if self.version % self.config.steps_per_batch == 0:
+        if not amid_batch(state, self.version, self.config):
             return state
         state.next_index = state.next_index - self._per_step
         state.base = state.base - len(ready)
-        state.ready = list(ready)
+        state.ready, state.in_training = list(ready), len(ready)
         state.delivered -= 1
         return state
 

@@ -47,7 +47,7 @@ from verifiers_trainer.algorithm.group import apply_length_rules
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED, is_overlong
 from verifiers_trainer.algorithm.statistics import reward_histogram
 from verifiers_trainer.pipeline.health import Unscored
-from verifiers_trainer.pipeline.schedule import PipelineState
+from verifiers_trainer.pipeline.schedule import PipelineState, amid_batch, forget_batch
 from verifiers_trainer.settings.batch_rules import UNCOMPARED
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import SELECTING
@@ -374,6 +374,7 @@ class OfflineRollouts:
 
     def start(self, version: int = 0, state: PipelineState | None = None) -> None:
         self.version, self.state = version, state or self.state
+        forget_batch(self.state, version, self.config)
 
     def next_batch(self) -> TrainBatch:
         """The next groups. Raises ``NoLearningSignal`` when no group has two different rewards."""
@@ -416,7 +417,7 @@ class OfflineRollouts:
         """No-op: nothing runs in the background."""
 
     def snapshot(self) -> PipelineState:
-        if self.version % self.config.steps_per_batch == 0:
+        if not amid_batch(self.state, self.version, self.config):
             return replace(self.state)
         return replace(self.state, next_index=self._drawn, delivered=self.state.delivered - 1)
 

@@ -49,7 +49,12 @@ from verifiers.runs.runner import job_generator
 from verifiers_trainer.algorithm.batch import Group, TrainBatch, build
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
 from verifiers_trainer.pipeline.mixture import member_of
-from verifiers_trainer.pipeline.schedule import PipelineState, Schedule
+from verifiers_trainer.pipeline.schedule import (
+    PipelineState,
+    Schedule,
+    amid_batch,
+    forget_batch,
+)
 from verifiers_trainer.settings.config import RLConfig
 
 log = logging.getLogger(__name__)
@@ -145,8 +150,8 @@ class Pipeline:
             count, state.in_training = state.in_training, 0
             self._in_training, state.ready = state.ready[:count], state.ready[count:]
             self._goes_on = count > 0
-            if not count:  # version 0.2.0 saved the groups between the steps of a batch as others
-                state.delivered = min(state.delivered, self._batch_of(version))
+            if not count:  # older versions saved the groups of such a batch as others, or not
+                forget_batch(state, version, self.config)
         if self.config.num_env_workers:
             options = RunOptions(
                 num_workers=self.config.num_env_workers,
@@ -222,8 +227,7 @@ class Pipeline:
     def copy_state(self) -> PipelineState:
         """``snapshot``, also from another thread while this loop is blocked."""
         state = self.state
-        is_between_batches = self.version % self._steps_per_batch == 0
-        in_training = [] if is_between_batches else self._in_training
+        in_training = self._in_training if amid_batch(state, self.version, self.config) else []
         return replace(
             state,
             ready=[*in_training, *state.ready],

@@ -18,6 +18,7 @@ import numpy as np
 from verifiers.data.examples import Example
 from verifiers.runs.plan import numbered
 from verifiers_trainer.algorithm.batch import Group
+from verifiers_trainer.settings.config import RLConfig
 
 SOLVED_SHARE = 0.9
 """Fraction of the run's best reward that a group's mean must reach to solve its example."""
@@ -129,7 +130,7 @@ class PipelineState:
     """Index after the newest group that a batch used; groups from here on belong to
     later batches."""
     ready: list[Group] = field(default_factory=list)
-    """Finished groups not yet trained on; first those of a batch of which some steps were taken."""
+    """Finished groups not yet trained on; first those of a batch whose last step is to come."""
     in_training: int = 0
     """How many groups of ``ready`` are of that batch."""
     discarded: list[Group] = field(default_factory=list)
@@ -140,3 +141,14 @@ class PipelineState:
     """Indices from ``base`` on that were skipped, because their examples are solved."""
     solved: Solved = field(default_factory=Solved)
     signal: Signal = field(default_factory=Signal)
+
+
+def amid_batch(state: PipelineState, version: int, settings: RLConfig) -> bool:
+    """Whether the newest batch was returned, and its last optimizer step is not taken at
+    ``version``."""
+    return state.delivered > version // settings.steps_per_batch
+
+
+def forget_batch(state: PipelineState, version: int, settings: RLConfig) -> None:
+    """Count no batch that was returned, and that the checkpoint does not hold."""
+    state.delivered = min(state.delivered, version // settings.steps_per_batch)

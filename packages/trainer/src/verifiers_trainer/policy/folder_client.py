@@ -8,7 +8,6 @@ writes; for the folder of a training run, its newest checkpoint.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,9 @@ from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.in_process import InProcessClient
 from verifiers.clients.local import SAMPLING
 from verifiers.errors import ConfigError
-from verifiers.runtime.bounded import open_file
 from verifiers.runtime.decoding import read_json
 from verifiers.storage.described import type_name
+from verifiers.storage.weights import file_sha256, weight_files, weight_hashes
 
 if TYPE_CHECKING:
     from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
@@ -58,11 +57,6 @@ def model_folder(folder: str) -> Path:
     return max(steps)[1]
 
 
-def _sha256(path: Path) -> str:
-    with open_file(path) as file:  # in pieces: a file of weights may be larger than the memory
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _is_model(path: Path) -> bool:
     return (path / CONFIG).is_file() or (path / ADAPTER).is_file()
 
@@ -80,12 +74,16 @@ class FolderClient(InProcessClient):
 
     def identity(self) -> dict[str, Any]:
         """Identity of the weights: the hash of every file that decides what is sampled."""
-        kinds = ("*.safetensors", "*.json", "*.jinja")
-        files = sorted(file for kind in kinds for file in self.folder.glob(kind))
+        texts = [file for kind in ("*.json", "*.jinja") for file in self.folder.glob(kind)]
+        files = sorted([*weight_files(self.folder), *filter(_matters, texts)])
         return {
             "class": type_name(type(self)),
-            "files": {file.name: _sha256(file) for file in files if _matters(file)},
+            "files": {file.name: file_sha256(file) for file in files},
         }
+
+    def weights(self) -> dict[str, str]:
+        """File -> hash of the weights, for the record of where numbers come from."""
+        return weight_hashes(self.folder)
 
     def __repr__(self) -> str:
         return (

@@ -104,6 +104,22 @@ def get_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def local_folder(model_name: str) -> Path | None:
+    """The folder with the files of ``model_name`` on this machine: itself, or of the hub's cache;
+    None for weights that are in no file, and for what is not here."""
+    if model_name == builtin_models.SMOLLM2:
+        return builtin_models.smollm2_folder()
+    if os.path.isdir(path := os.path.expanduser(model_name)):
+        return Path(path)
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        config = try_to_load_from_cache(model_name, "config.json")
+    except ValueError:  # no name of a repository
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
 def missing_folder(model_name: str) -> str | None:
     """Why a model that is named by a path cannot be loaded; None if it can, or is no path."""
     path = os.path.expanduser(model_name)

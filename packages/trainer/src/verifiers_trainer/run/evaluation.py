@@ -36,11 +36,14 @@ def run_rollouts(
     num_examples: int = -1,
     inputs: Sequence[Any] | None = None,
     folder: Path | None = None,
+    model_name: str | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> GenerateOutputs:
     """Run rollouts of ``num_examples`` of the evaluation set, or one of each row of ``inputs``;
     block until done.
 
     context: client and sampling arguments. folder: where to save the results; None saves nothing.
+    model_name: the name of the weights in the results; facts: where they come from.
     """
     settings = run.settings
     options = {
@@ -52,6 +55,8 @@ def run_rollouts(
         "seed": settings.seed,
         "keep_states": False,
         "results_path": None if folder is None else str(_fresh(folder)),
+        "model_name": model_name,
+        "provenance": facts,
     }
     if inputs is not None:
         return run.env.generate_sync(inputs, **options)
@@ -68,6 +73,8 @@ def evaluate(
     step: int,
     num_examples: int,
     *,
+    version: int | None,
+    facts: Mapping[str, Any],
     rows: Sequence[Any] | None = None,
     prefix: str = "eval",
 ) -> dict[str, float]:
@@ -79,14 +86,23 @@ def evaluate(
     reward is graded and no success metric is named, so that every evaluation of a run has the same
     metrics.
 
-    Save the results in ``<output_dir>/<prefix>/step-<step>``. Unknown rewards are counted, and
-    excluded from means.
+    Save the results in ``<output_dir>/<prefix>/step-<step>``, with the run, the step and the
+    served ``version`` as the model's name, and the training's ``facts`` as their provenance.
+    Unknown rewards are counted, and excluded from means.
     """
     started = time.perf_counter()
     folder = run.folder / prefix / f"step-{step}"
     if rows is None and run.eval_rows is not None:
         rows = list(itertools.islice(run.eval_rows, num_examples if num_examples >= 0 else None))
-    results = run_rollouts(run, context, num_examples=num_examples, inputs=rows, folder=folder)
+    results = run_rollouts(
+        run,
+        context,
+        num_examples=num_examples,
+        inputs=rows,
+        folder=folder,
+        model_name=name_of_weights(run, step, version),
+        facts={**facts, "policy": {"run": str(run.folder), "step": step, "version": version}},
+    )
     metadata = results.metadata
     solved, behind = metadata["pass_at_k"] or {}, metadata["pass_at_k_examples"] or {}
     ks = draws(metadata["rollouts_per_example"])
@@ -105,6 +121,13 @@ def evaluate(
         **({"pass_at_k_unknown": metadata["pass_at_k_unknown"]} if ks else {}),
     }
     return {f"{prefix}_{name}": value for name, value in metrics.items()}
+
+
+def name_of_weights(run: TrainingRun, step: int, version: int | None) -> str:
+    """The name of a run's weights in results: the run's folder and the step; with ``sync_every``
+    an older version may be served."""
+    served = "" if version in (None, step) else f" (version {version})"
+    return f"{run.folder} step {step}{served}"
 
 
 def _concurrency(settings: RLConfig) -> int:

@@ -60,12 +60,10 @@ PICTURE = "learning_curve.png"
 
 
 class ProgressLine(TrainerCallback):
-    """Shows the progress of training: a line, in a notebook with the learning curve.
-    ``stop_after_step`` ends training, with a checkpoint, after the current step."""
+    """Shows the progress of training: a line, in a notebook with the learning curve."""
 
     def __init__(self, trainer: Progressing, console: Console, quiet: bool = False):
         self.trainer, self.console, self.quiet = trainer, console, quiet
-        self.stop_after_step = False
         self.step = 0
         self.evaluation: float | None = None
         self._progress: Progress | None = None
@@ -119,10 +117,8 @@ class ProgressLine(TrainerCallback):
         )
         self._show(
             self._line(numbers, state.max_steps),
-            last=self.step >= state.max_steps or self.stop_after_step,
+            last=self.step >= state.max_steps,
         )
-        if self.stop_after_step:
-            control.should_training_stop = control.should_save = True
         return control
 
     def on_evaluate(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,8 +18,10 @@ from verifiers.errors import CheckpointError, RunMismatch, VerifiersError
 from verifiers.runtime.bounded import MAX_ROW_BYTES, read_file
 from verifiers.runtime.failpoints import failpoint
 from verifiers.runtime.redaction import digested
+from verifiers.storage.configurations import is_code_of_two_pythons
 from verifiers.storage.described import CODE
 from verifiers.storage.identity import code_of
+from verifiers.storage.provenance import provenance
 from verifiers_trainer.algorithm import old_logprobs
 from verifiers_trainer.algorithm.packing import PackedRow
 from verifiers_trainer.algorithm.state import load_state
@@ -30,6 +32,7 @@ from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.policy.teacher import Teacher
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, MetricsFile
+from verifiers_trainer.run.provenance import CALLBACK, base_weights, facts_of, users_code
 from verifiers_trainer.settings.config import RLConfig
 
 if TYPE_CHECKING:
@@ -47,31 +50,53 @@ BATCH = "batch_{}.safetensors"
 steps."""
 ALGORITHM = "algorithm.json"
 """In a checkpoint: the state of an algorithm that has one."""
+AUTO = "auto"
+"""Value of ``resume_from_checkpoint``: resume if there is a checkpoint."""
 SETTINGS = "settings.json"
-"""In the folder of the run: its settings, from before the first step."""
+"""In the folder of the run: its settings and where its numbers come from, from before the first
+step."""
+OWN_CODE, BASE = "own_code", "base_weights"
+"""Sections of a configuration: what a user programmed beside the environment; the weights below an
+adapter."""
 WEIGHTS_ONLY, OBJECTIVE, CHANGED_CODE = "weights_only", "objective", "changed_code"
+PROVENANCE = "provenance"
 
 
-def configuration(run: TrainingRun) -> dict[str, Any]:
-    """The values that must be equal to resume from a checkpoint, as JSON values."""
+def configuration(
+    run: TrainingRun, code: Mapping[str, Mapping[str, str]], weights: Mapping[str, str]
+) -> dict[str, Any]:
+    """The values that must be equal to resume from a checkpoint, as JSON values.
+
+    code: of ``code_in_force``; weights: of ``base_weights``, which an adapter's checkpoint lacks.
+    """
     table = run.examples
     return {
+        **({BASE: dict(weights)} if weights and hasattr(run.model, "peft_config") else {}),
         "num_examples": len(table),
         "examples": digest(table),
         "chat_template": hashlib.sha256(str(run.tokenizer.chat_template).encode()).hexdigest()[:16],
         "vocabulary": len(run.tokenizer),
         **({} if run.offline is None else {"rollouts": run.offline.digest}),
         **({"teacher": run.reference.identity} if isinstance(run.reference, Teacher) else {}),
-        **_without_model(run.env, run.settings),
+        **_without_model(run.env, run.settings, code),
     }
 
 
-def _without_model(env: Environment, settings: RLConfig) -> dict[str, Any]:
+def code_in_force(
+    env: Environment, settings: RLConfig, hooks: Mapping[str, Iterable[object]] | None = None
+) -> dict[str, dict[str, str]]:
+    """Hashes of the environment's files, and of what a user programmed beside it."""
+    return {CODE: code_of(env), OWN_CODE: users_code(env, settings, hooks)}
+
+
+def _without_model(
+    env: Environment, settings: RLConfig, code: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
     """The part of ``configuration`` that is known before the model and the rows are loaded."""
     return {
         "env_id": env.env_id,
         "env_args": {key: str(value) for key, value in digested(env.env_args).items()},
-        CODE: code_of(env),
+        **code,
         **settings.resume_values(),
     }
 
@@ -85,7 +110,7 @@ def require_same_run(
     and ``CheckpointError``.
     """
     _, _, saved = load_pipeline(folder)
-    present = _without_model(env, settings)
+    present = _without_model(env, settings, code_in_force(env, settings))
     both = (saved.keys() & present.keys()) - set(forced)
     former, now = ({key: values[key] for key in both} for values in (saved, present))
     _require_same(former, now, folder, settings.accept_changed_code)
@@ -104,11 +129,22 @@ class Checkpoints:
     """Writes the checkpoints of ``run``, removes old checkpoints, and finds the checkpoint to
     resume from."""
 
-    def __init__(self, run: TrainingRun, metrics_file: MetricsFile):
-        self.run, self.metrics_file = run, metrics_file
+    def __init__(
+        self,
+        run: TrainingRun,
+        metrics_file: MetricsFile,
+        hooks: Callable[[], Mapping[str, Iterable[object]]] = dict,
+    ):
+        """hooks: objects, by role, whose code decides what is trained."""
+        self.run, self.metrics_file, self._hooks = run, metrics_file, hooks
         self.changed_code: list[str] = []
-        """Source files of the environment that changed between two sessions of the run, and were
+        """Source files and functions that changed between two sessions of the run, and were
         accepted."""
+        self.provenance: dict[str, Any] = {}
+        """Where this session's numbers come from; rank 0 alone."""
+        self._code: dict[str, dict[str, str]] = {}
+        """As of the beginning: files may be edited during the run."""
+        self._weights: dict[str, str] = {}
 
     # --- save -------------------------------------------------------------------------------------
 
@@ -208,8 +244,8 @@ class Checkpoints:
     # --- resume -----------------------------------------------------------------------------------
 
     def starting_point(self, requested: str | bool | None) -> StartingPoint:
-        """Find the checkpoint to resume from: a path, or for True the newest valid checkpoint;
-        otherwise start at step 0.
+        """Find the checkpoint to resume from: a path, or for True the newest valid checkpoint,
+        for "auto" if there is any; otherwise start at step 0.
 
         Starting at step 0 moves an earlier run in the output folder aside. Rank 0 decides for all
         ranks. Raises, on every rank, ``RunMismatch`` listing every difference for a checkpoint of
@@ -221,10 +257,15 @@ class Checkpoints:
         def decide() -> list[Any]:
             nonlocal pipeline
             folder, step = self._requested(requested), 0
+            self._code = code_in_force(self.run.env, self.run.settings, self._hooks())
+            self._weights = base_weights(self.run.model)
+            former = None if folder is None else self._written().get(PROVENANCE)
             if folder is None:
                 self._start_afresh()
             else:
                 pipeline, step = self._load(folder)
+            merged = {**self._code[CODE], **self._code[OWN_CODE]}
+            self.provenance = provenance(former, **facts_of(self.run, merged, self._weights))
             self._write_settings()
             return [str(folder) if folder else None, step]
 
@@ -237,30 +278,63 @@ class Checkpoints:
             "model": _model_name(self.run),
             "max_steps": self.run.settings.max_steps,
             "configuration": self._described(),
+            PROVENANCE: self.provenance,
         }
         self.run.folder.mkdir(parents=True, exist_ok=True)
         checkpoint_files.write_json(self.run.folder / SETTINGS, facts)
 
+    def facts(self) -> dict[str, Any]:
+        """What ``provenance`` records of the training, for its evaluations."""
+        if not self.provenance:  # an evaluation before ``train``
+            code = code_in_force(self.run.env, self.run.settings, self._hooks())
+            merged = {**code[CODE], **code[OWN_CODE]}
+            return facts_of(self.run, merged, base_weights(self.run.model))
+        of_session = ("date", "earlier")
+        return {name: v for name, v in self.provenance.items() if name not in of_session}
+
+    def note_engine(self, engine: object) -> None:
+        """Keep for readers what samples; rank 0 alone."""
+        name, server = type(engine).__name__, getattr(engine, "server_version", None)
+        self.provenance["engine"] = name if server is None else f"{name}, vLLM {server}"
+        self._note({PROVENANCE: self.provenance}, "what samples")
+
     def note_end(self, error: BaseException) -> None:
         """Keep for readers, until the run is resumed, why it ended; rank 0 alone."""
+        if isinstance(error, Exception):  # Ctrl-C is no failure
+            self._note({"ended": str(error) or repr(error)}, "why the run ended")
+
+    def _note(self, facts: Mapping[str, Any], what: str) -> None:
+        """Add to ``settings.json``; a failure is logged, and hides nothing else."""
         path = self.run.folder / SETTINGS
-        if isinstance(error, Exception) and path.is_file():  # Ctrl-C is no failure
+        if path.is_file():
             try:
-                facts = checkpoint_files.read_json(path)
-                checkpoint_files.write_json(path, facts | {"ended": str(error) or repr(error)})
-            except (OSError, ValueError, VerifiersError) as failed:  # it does not hide the end
-                log.warning("%s does not say why the run ended: %s", path, failed)
+                written = checkpoint_files.read_json(path)
+                checkpoint_files.write_json(path, {**written, **facts})
+            except (OSError, TypeError, ValueError, VerifiersError) as failed:
+                log.warning("%s does not say %s: %s", path, what, failed)
+
+    def _written(self) -> dict[str, Any]:
+        """The content of ``settings.json``; empty when it is missing or damaged."""
+        try:
+            written = checkpoint_files.read_json(self.run.folder / SETTINGS)
+        except (OSError, ValueError, VerifiersError):
+            return {}
+        return written if isinstance(written, dict) else {}
 
     def _described(self) -> dict[str, Any]:
-        return configuration(self.run) | {OBJECTIVE: self.run.settings.objective()}
+        values = configuration(self.run, self._code, self._weights)
+        return values | {OBJECTIVE: self.run.settings.objective()}
 
     def _requested(self, requested: str | bool | None) -> Path | None:
         requested = self.run.settings.resume_from_checkpoint if requested is None else requested
         if not requested:
             return None
+        is_newest = requested is True or requested == AUTO
         folder = (
-            checkpoint_files.newest_valid(self.run.folder) if requested is True else Path(requested)
+            checkpoint_files.newest_valid(self.run.folder) if is_newest else Path(str(requested))
         )
+        if folder is None and requested == AUTO and not checkpoint_files.steps_in(self.run.folder):
+            return None
         if folder is None:
             raise CheckpointError(
                 f"{self.run.folder} holds no valid checkpoint to resume from",
@@ -281,7 +355,10 @@ class Checkpoints:
         saved.pop(OBJECTIVE, None)  # for readers: the settings behind it are compared in turn
         accepted = saved.pop(CHANGED_CODE, [])
         changed = _require_same(
-            saved, configuration(self.run), folder, self.run.settings.accept_changed_code
+            saved,
+            configuration(self.run, self._code, self._weights),
+            folder,
+            self.run.settings.accept_changed_code,
         )
         self.changed_code = sorted({*accepted, *changed})
         return pipeline, version
@@ -308,7 +385,7 @@ def _model_name(run: TrainingRun) -> str:
 def _require_same(
     saved: Mapping[str, Any], current: Mapping[str, Any], folder: Path, accept_changed_code: bool
 ) -> list[str]:
-    """The source files that changed, and were accepted.
+    """The source files and functions that changed, and were accepted.
 
     Raises ``RunMismatch`` for values that differ; warns of keys on one side alone (a checkpoint of
     an older version).
@@ -322,18 +399,23 @@ def _require_same(
     differences = {
         k: (saved[k], current[k]) for k in saved.keys() & current.keys() if saved[k] != current[k]
     }
-    if not differences:
-        return []
     before, now = differences.get(CODE, ({}, {}))
     changed = sorted(
         name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
     )
-    if differences.keys() != {CODE}:
-        reasons = [
-            f"{key} was {old!r}, is {new!r}"
-            for key, (old, new) in sorted(differences.items())
-            if key != CODE
-        ]
+    functions = _changed_own_code(*differences.get(OWN_CODE, ({}, {})))
+    if not functions:
+        differences.pop(OWN_CODE, None)
+    if not differences:
+        return []
+    # the functions first: they say more than the files that they are in
+    changed = [*functions, *changed]
+    reasons = [
+        f"{key} was {old!r}, is {new!r}"
+        for key, (old, new) in sorted(differences.items())
+        if key not in (CODE, OWN_CODE)
+    ]
+    if reasons:
         listed = "; ".join([*reasons, f"{', '.join(changed)} changed"] if changed else reasons)
         raise RunMismatch(
             f"{folder} belongs to another configuration: {listed}. Use those values, or start"
@@ -354,3 +436,18 @@ def _require_same(
         "%s was trained with other code; continuing although %s changed", folder, ", ".join(changed)
     )
     return changed
+
+
+def _changed_own_code(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The functions and files that differ, functions first; a callback or a file that one session
+    alone has is no difference."""
+    changed = []
+    for name in before.keys() | now.keys():
+        is_function = " " in name and not name.startswith(CALLBACK)
+        if name in before and name in now:
+            differs = before[name] != now[name]
+            if differs and not is_code_of_two_pythons(before[name], now[name]):
+                changed.append(name)
+        elif is_function:
+            changed.append(name)
+    return sorted(changed, key=lambda name: (" " not in name, name))

@@ -622,8 +622,8 @@ class Settings:
     keep_every: Annotated[Count | None, SAVING] = None
     """Keep the checkpoint of every n-th step in addition to ``save_total_limit``."""
     accept_changed_code: Annotated[bool, RESUMING] = False
-    """Resume a run whose environment's source files have changed since; its later checkpoints list
-    them."""
+    """Resume a run whose code has changed since: source files of the environment, loss, advantage,
+    reward functions, hooks; its later checkpoints list what changed."""
 
 
 # --- reading the lines ----------------------------------------------------------------------------

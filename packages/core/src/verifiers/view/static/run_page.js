@@ -48,7 +48,7 @@ export async function runPage(main, { parts, query }) {
       (run.coverage || []).map(([name, text]) => h("span", { class: "facts bad" }, `${name}: ${text}`)),
       auditLink(run),
       others.length ? select("Compare with another run", [["", "compare with …"], ...others.map((other) => [other.id, `${runName(other)} · ${other.name}`])], "", (other) => (location.hash = address(["compare", id, other]))) : null),
-    settingsTable(run, [["folder", run.path], ["endpoint", run.metadata.base_url], ["fingerprint", run.metadata.fingerprint], ["audit of the environment", run.audit || "none"]].filter(([, text]) => text)));
+    settingsTable(run, [["folder", run.path], ["endpoint", run.metadata.base_url], ["fingerprint", run.metadata.fingerprint], ["audit of the environment", run.audit || "none"], ...(run.provenance || [])].filter(([, text]) => text)));
   }
 
   function isOver() { // before, the numbers of the metadata are older than those of the rows

@@ -62,7 +62,7 @@ export async function trainingPage(main, { parts, query }) {
       h("span", { class: "facts" }, [`step ${count(newest.step)}${run.planned ? ` of ${count(run.planned)}` : ""}`, ago(run.date), duration((run.seconds || 0) * 1000)].join(" · ")),
       run.ended ? h("span", { class: "facts bad" }, visible(`ended: ${run.ended}`)) : null,
       (run.coverage || []).map(([name, text]) => h("span", { class: "facts bad" }, `${name}: ${text}`)), auditLink(run)),
-    settingsTable(run, [["folder", run.path], Object.keys(run.flat).length ? null : ["others", "known from the first checkpoint on"]].filter(Boolean)));
+    settingsTable(run, [["folder", run.path], Object.keys(run.flat).length ? null : ["others", "known from the first checkpoint on"], ...(run.provenance || [])].filter(Boolean)));
     const rewards = points("reward/mean");
     const early = rewards.slice(0, Math.max(1, Math.floor(rewards.length / 10)));
     const late = rewards.slice(-early.length);

@@ -118,6 +118,8 @@ class VLLMEngine:
         self._lock = threading.RLock()
         self._sync: WeightSync | None = None
         self._features: frozenset[str] = frozenset()
+        self.server_version: str | None = None
+        """The oldest vLLM of the servers; None before ``start``."""
         self._pushed: tuple[int, Any] | None = None
         """(version, stamp of the weights) of the last push."""
         self._live = -1
@@ -183,6 +185,7 @@ class VLLMEngine:
                 versions, key=lambda text: (parse_version(text) is None, parse_version(text) or 0)
             )
             self._features = features_of(parse_version(oldest))
+            self.server_version = oldest
             self._sync = self._open_sync(servers, self.run, self._features, oldest)
             for server in servers:
                 model, sampling = server.serving.model, self.understood(self._sampling)
