@@ -631,6 +631,46 @@ def test_what_an_agent_shows_after_it_replaced_its_history_is_in_the_conversatio
     ]
 
 
+async def drops_a_reply(state):
+    async with (
+        vf.model_gateway(state) as url,
+        openai.AsyncOpenAI(base_url=url, api_key="unused") as client,
+    ):
+        messages = [{"role": "user", "content": "Work."}]
+
+        async def ask():
+            answer = await client.chat.completions.create(
+                model="policy", messages=messages, tools=[RUN]
+            )
+            return answer.choices[0].message.model_dump(exclude_none=True)
+
+        messages += [await ask(), {"role": "tool", "tool_call_id": "c1", "content": "ok"}]
+        await ask()  # an answer without a call, which the agent does not take
+        messages.append({"role": "user", "content": "Call a tool."})
+        await ask()
+
+
+RUN = {
+    "type": "function",
+    "function": {"name": "run", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def test_an_agent_that_drops_a_reply_shows_each_tool_message_once_and_rewrote_its_history():
+    env = vf.AgentEnv(agent=drops_a_reply, dataset=[ROW])
+    replies = [vf.ToolCall("c1", "run", {}), "Done.", "Done again."]
+    results = env.evaluate(ScriptedClient(replies), "m", num_examples=1)
+    shown = [(m.role, m.get("tool_call_id") or m.content) for m in results["completions"][0]]
+    assert shown == [
+        ("assistant", None),
+        ("tool", "c1"),
+        ("assistant", "Done."),
+        ("user", "Call a tool."),
+        ("assistant", "Done again."),
+    ]
+    assert results["metrics"]["history_rewrites"] == [1.0]
+
+
 def test_a_framework_in_this_process_is_served_over_loopback():
     env = vf.AgentEnv(
         agent=asks_twice,

@@ -136,6 +136,42 @@ def test_calls_beside_the_conversation_are_shown_where_they_were_made(tmp_path):
     assert content["branches"][2]["messages"][1]["step"] == 4
 
 
+async def in_parallel(state):
+    """Two helpers, whose calls alternate."""
+    async with (
+        vf.model_gateway(state) as url,
+        openai.AsyncOpenAI(base_url=url, api_key="unused") as client,
+    ):
+
+        async def ask(messages):
+            answer = await client.chat.completions.create(
+                model="policy", messages=messages, tools=[TOOL]
+            )
+            messages.append(answer.choices[0].message.model_dump(exclude_none=True))
+
+        work = [SYSTEM, {"role": "user", "content": "Work."}]
+        await ask(work)
+        helpers = [[{"role": "system", "content": f"You help {n}."}] for n in range(2)]
+        for text in ("Look.", "Look again."):
+            for messages in helpers:
+                messages.append({"role": "user", "content": text})
+                await ask(messages)
+        work.append({"role": "tool", "tool_call_id": "c1", "content": "ok"})
+        await ask(work)
+
+
+def test_helpers_that_work_at_once_are_branches_of_their_own_without_repeats(tmp_path):
+    content = page(recorded(tmp_path, in_parallel), {})
+    shown = [[m["parts"][0]["text"] for m in b["messages"]] for b in content["branches"]]
+    assert shown == [
+        [f"You help {n}.", "Look.", "First done", "Look again.", "First done"] for n in range(2)
+    ]
+    assert [[m.get("step") for m in b["messages"]] for b in content["branches"]] == [
+        [None, None, 1, None, 3],
+        [None, None, 2, None, 4],
+    ]
+
+
 def test_a_rollout_that_was_saved_without_its_turns_has_no_branches(tmp_path):
     content = page(recorded(tmp_path, branching, ()), {})
     assert (content["branches"], len(content["agent"]["roles"])) == ([], 6)

@@ -5,6 +5,7 @@ import asyncio
 import json
 import math
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from verifiers.results.atif import read_trajectory, to_trajectory
 from verifiers.runs.rescoring import rescore
 from verifiers.runtime import bounded
 from verifiers.runtime.json import decode_row, encode_row
+from verifiers.testing import ScriptedClient
 
 # --- every kind of rollout comes back -------------------------------------------------------------
 
@@ -198,6 +200,130 @@ def test_a_damaged_file_is_named(tmp_path, content, said):
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(JournalError, match=rf"x\.json.*({said})"):
         vf.load_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tool_calls": [{}]}, "step 3: KeyError: 'arguments'"),
+        ({"message": [{"type": "video"}]}, "step 3: KeyError"),
+        (
+            {"metrics": {"prompt_token_ids": [10**30], "completion_token_ids": [1]}},
+            "step 3: ValueError: the ids of its tokens are no whole numbers",
+        ),
+        ({"observation": {"results": 5}}, "step 3: TypeError"),
+    ],
+)
+def test_a_strange_value_of_a_step_names_the_file_and_the_step(change, said, tmp_path):
+    steps = json.loads(json.dumps(FOREIGN["steps"]))
+    steps[2] |= change
+    foreign(tmp_path, "5", steps=steps)
+    with pytest.raises(JournalError, match=rf"trajectory\.json: .*{said}"):
+        vf.load_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"example_hash": [1]},
+        {"sibling": 10**400},
+        {"sibling": "x"},
+        {"rollout_key": 5},
+        {"error": {"error": 5}},
+        {"token_usage": {"input_tokens": 10**400}},
+        {"timing": {"total_ms": "x"}},
+        {"stop_condition": [1]},
+        {"trajectory": "x"},
+        {"trajectory": [5]},
+        {"metrics": {"a": 10**400}},
+    ],
+    ids=str,
+)
+def test_strange_fields_are_read_or_refused_with_the_file(fields, tmp_path):
+    foreign(tmp_path, "5", extra={"verifiers": {"fields": fields}})
+    named = "trajectory.json"
+    try:
+        results = vf.load_results(tmp_path)
+        results.summary(), list(results.to_atif())
+    except JournalError as error:
+        named = str(error)
+    assert "trajectory.json" in named
+
+
+def test_reading_takes_memory_in_proportion_to_the_file(tmp_path):
+    peaks = []
+    for num_steps in (1000, 4000):
+        steps = [{"source": "agent", "message": "x"}] * num_steps
+        (tmp_path / "t.json").write_text(json.dumps(FOREIGN | {"steps": steps}))
+        tracemalloc.start()
+        (output,) = vf.load_results(tmp_path / "t.json").outputs
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert len(output["trajectory"]) == 4000
+    assert len(output["trajectory"][-1]["prompt"]) == 3999
+    assert peaks[1] < 6 * peaks[0]
+
+
+def test_a_part_that_many_files_name_is_a_part_of_the_first(tmp_path):
+    for number in range(5):
+        (tmp_path / f"{number}.json").write_text(
+            json.dumps(FOREIGN | {"continued_trajectory_ref": "part.json"})
+        )
+    (tmp_path / "part.json").write_text(json.dumps(FOREIGN))
+    read = vf.load_results(tmp_path)
+    assert [len(output["trajectory"]) for output in read.outputs] == [6, 3, 3, 3, 3]
+
+
+def test_trajectories_are_made_one_at_a_time(tmp_path):
+    documents = played("tools").to_atif()
+    assert (len(documents), documents[0], documents[-1:]) == (1, documents[-1], [documents[0]])
+    assert documents == list(documents)
+    with pytest.raises(IndexError):
+        documents[1]
+
+
+async def with_helpers(state):
+    """Two helpers at once, of which the last ends with the words of the agent itself."""
+    import openai
+
+    async with (
+        vf.model_gateway(state) as url,
+        openai.AsyncOpenAI(base_url=url, api_key="unused") as client,
+    ):
+
+        async def ask(*texts, role="system"):
+            messages = [{"role": role, "content": texts[0]}, {"role": "user", "content": texts[1]}]
+            answer = await client.chat.completions.create(
+                model="m", messages=[*messages, *texts[2:]], tools=[TOOL]
+            )
+            return answer.choices[0].message.model_dump(exclude_none=True)
+
+        call = await ask("You lead.", "task")
+        await asyncio.gather(*(ask("You help.", f"part {n}") for n in range(2)))
+        result = {"role": "tool", "tool_call_id": "c1", "content": "ok"}
+        await ask("You lead.", "task", call, result)
+        await ask("You help.", "part 9")
+
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "task", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def lead_or_help(request):
+    return vf.ToolCall("c1", "task", {}) if request.prompt[-1].content == "task" else "Done."
+
+
+def test_the_root_is_the_conversation_of_the_agent_itself():
+    env = vf.AgentEnv(agent=with_helpers, dataset=[{"question": "task", "answer": ""}])
+    results = env.evaluate(
+        ScriptedClient(lead_or_help, tokens=True), "m", state_columns=["trajectory"]
+    )
+    (document,) = results.to_atif()
+    assert document["steps"][0]["message"] == "You lead."
+    helpers = [each["steps"][1]["message"] for each in document["subagent_trajectories"]]
+    assert (len(helpers), helpers[-1]) == (3, "part 9")
 
 
 def test_a_file_without_end_is_left_at_the_limit(tmp_path, monkeypatch):

@@ -88,10 +88,12 @@ class Conversation:
 
     @property
     def num_rewrites(self) -> int:
-        """How often the agent rewrote its main conversation, so that later calls continue none of
-        it."""
-        main = [call for call, role in zip(self.calls, self.roles(), strict=True) if role == "main"]
-        return max(0, sum(call.continues is None for call in main) - 1)
+        """How often the agent rewrote its main conversation, or dropped a reply of it, so that later
+        calls do not continue its newest call."""
+        roles = self.roles()
+        main = [number for number, role in enumerate(roles) if role == "main"]
+        continued = [self.calls[number].continues for number in main[1:]]
+        return sum(before != now for before, now in zip(main, continued, strict=False))
 
     def roles(self) -> list[Role]:
         """The role of each call so far."""

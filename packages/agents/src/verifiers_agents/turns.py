@@ -440,8 +440,8 @@ class AgentTurns(MultiTurnEnv):
                 prompt = list(step["prompt"])
                 if before and prompt[: len(before)] == before:
                     conversation += prompt[len(before) :]
-                elif before:  # the agent replaced its history: what it shows since its last reply
-                    conversation += _since_the_last_reply(prompt)
+                elif before:  # the agent replaced its history, or dropped a reply
+                    conversation += _not_shown_yet(before, prompt)
                 conversation += step["completion"]
                 before = [*prompt, *step["completion"]]
         final = state["final_env_response"]
@@ -519,10 +519,13 @@ def _name(program: object, agent: Agent | None) -> str:
     return str(getattr(program, "__name__", "") or type(program).__name__)
 
 
-def _since_the_last_reply(prompt: Messages) -> list[Message]:
+def _not_shown_yet(before: Sequence[Message], prompt: Messages) -> list[Message]:
+    """What the agent shows since its last reply, but what the conversation ``before`` has there."""
     messages = normalize_chat(prompt)
     replies = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
-    return messages[replies[-1] + 1 :] if replies else []
+    pairs = enumerate(zip(before, messages, strict=False))
+    shared = next((n for n, (old, new) in pairs if old != new), min(len(before), len(messages)))
+    return messages[max(shared, replies[-1] + 1) :] if replies else []
 
 
 def _refusal(error: BaseException) -> tuple[int, str]:

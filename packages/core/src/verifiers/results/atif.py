@@ -11,15 +11,23 @@ None, or NaN for a reward.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from verifiers.data.messages import message_text
 from verifiers.errors import JournalError
-from verifiers.results.rows import FIELDS, content_hash
+from verifiers.results.rows import (
+    FIELDS,
+    READ_ERRORS,
+    content_hash,
+    remainder_of,
+    with_remainder,
+)
 from verifiers.rollouts.transcript import Transcript
 from verifiers.runtime.bounded import MAX_ROW_BYTES, read_file
 from verifiers.runtime.decoding import decode_json
@@ -39,6 +47,7 @@ _UNKNOWN: dict[str, Any] = {"reward": None, "advantage": None, "is_truncated": F
 """What a step says of a turn beside its messages and tokens."""
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -48,12 +57,11 @@ def to_trajectory(output: Mapping[str, Any], agent: str = "", model: str = "") -
     """A finished rollout as a trajectory: plain JSON, in which unknown numbers are null."""
     metrics = output.get("metrics") or {}
     row = {name: value for name, value in output.items() if name in FIELDS or name not in metrics}
-    turns = None
+    written = turns = None
     if "trajectory" in row:
-        transcript = row.pop("trajectory") or ()
-        turns = _full_turns(
-            transcript if isinstance(transcript, Transcript) else Transcript(transcript)
-        )
+        transcript = Transcript(row.pop("trajectory") or ())
+        written = decode_row(encode_row({"turns": transcript.to_json()}))["turns"]
+        turns = _full_turns(transcript, written)
     row = decode_row(encode_row(row))
     prompt, completion = (
         _messages(row.get("prompt"), "user"),
@@ -61,9 +69,10 @@ def to_trajectory(output: Mapping[str, Any], agent: str = "", model: str = "") -
     )
     conversation = [*prompt, *completion]
     chains = _chains(turns or ())
-    main = next((c for c in reversed(chains) if _is_prefix(c[-1][1], conversation)), [])
+    mains = [c for c in reversed(chains) if is_main_turn(c[-1][2])]
+    main = next((c for c in mains if _is_prefix(c[-1][1], conversation)), [])
     if not main and completion:  # an agent writes the prompt of its calls itself
-        main = next((c for c in reversed(chains) if c[-1][1][-1:] == completion[-1:]), [])
+        main = next((c for c in mains if c[-1][1][-1:] == completion[-1:]), [])
         if main:
             prompt, conversation = _messages(main[0][2]["prompt"], "user"), main[-1][1]
     usage = row.get("token_usage") or {}
@@ -92,36 +101,33 @@ def to_trajectory(output: Mapping[str, Any], agent: str = "", model: str = "") -
         ],
     }
     document = {name: value for name, value in document.items() if value or name == "steps"}
-    return _with_remainder(document, row if turns is None else row | {"trajectory": turns})
+    return _with_remainder(document, row if written is None else row | {"trajectory": written})
 
 
 def _with_remainder(document: Json, row: Json) -> Json:
     """The document with what reading it would give otherwise."""
-    for turn, (_, read, step) in zip(
-        row.get("trajectory") or (), _turns_of(document), strict=False
-    ):
-        if changed := _differences(turn, read):
+    for turn, (read, step) in zip(row.get("trajectory") or (), _turns_of(document), strict=False):
+        if changed := remainder_of(turn, read).get("fields"):
             _ours(step)["fields"] = changed
-    read = read_trajectory(document)
-    absent = [name for name in read if name not in row]
-    document.setdefault("extra", {})[OURS] = {"fields": _differences(row, read), "absent": absent}
+    document.setdefault("extra", {})[OURS] = {"fields": {}, "absent": []} | remainder_of(
+        row, read_trajectory(document)
+    )
     return document
 
 
-def _differences(original: Json, read: Json) -> Json:
-    return {name: value for name, value in original.items() if read.get(name, ...) != value}
+def is_main_turn(turn: Mapping[str, Any]) -> bool:
+    """Whether a turn is of the conversation of the rollout itself, not of a sub-agent or aside."""
+    return turn["extras"].get("role") not in ("subagent", "summary", "side")
 
 
-def _full_turns(transcript: Transcript) -> list[Json]:
-    """The turns as JSON, each with its whole prompt."""
-    written = []
-    for step, turn in zip(transcript.to_json(), transcript.turns, strict=True):
-        fields = {name: value for name, value in step.items() if name not in ("parent", "shared")}
-        if (tokens := fields["tokens"]) is not None:
-            tokens = {n: value for n, value in tokens.items() if n not in ("parent", "shared")}
-            tokens["prompt_ids"] = turn.prompt_ids.tolist()
-        written.append(decode_row(encode_row(fields | {"prompt": turn.prompt, "tokens": tokens})))
-    return written
+def _full_turns(transcript: Transcript, written: Sequence[Json]) -> list[Json]:
+    """The written turns, each with its whole prompt."""
+    full = []
+    for turn, step in zip(transcript.turns, written, strict=True):
+        prompt = decode_row(encode_row({"prompt": turn.prompt}))["prompt"]
+        tokens = step["tokens"] and step["tokens"] | {"prompt_ids": turn.prompt_ids.tolist()}
+        full.append(step | {"prompt": prompt, "tokens": tokens})
+    return full
 
 
 Chain = list[tuple[int, list[Any], Json]]
@@ -267,14 +273,15 @@ def read_trajectory(document: Mapping[str, Any]) -> Json:
 
     *Raises* ValueError, TypeError, LookupError or AttributeError for a value of another shape.
     """
-    steps = document["steps"]
+    steps = list(document["steps"])
+    messages = [_of_step(_messages_of, step, number) for number, step in enumerate(steps, 1)]
     start = next((n for n, step in enumerate(steps) if _is_sampled(step)), len(steps))
     final = document.get("final_metrics") or {}
     more = final.get("extra") or {}
     usage = {key: final[name] for name, key in _TOTALS if final.get(name) is not None}
     row: Json = {
-        "prompt": list(chain.from_iterable(map(_messages_of, steps[:start]))),
-        "completion": list(chain.from_iterable(map(_messages_of, steps[start:]))),
+        "prompt": list(chain.from_iterable(messages[:start])),
+        "completion": list(chain.from_iterable(messages[start:])),
         "answer": None,
         "task": "default",
         "info": {},
@@ -284,27 +291,76 @@ def read_trajectory(document: Mapping[str, Any]) -> Json:
         "is_completed": True,
         "token_usage": usage,
         "tool_defs": document["agent"].get("tool_definitions"),
-        "trajectory": [turn for _, turn, _ in _turns_of(document)],
+        "trajectory": [turn for turn, _ in _turns_of(document)],
     }
-    ours = (document.get("extra") or {}).get(OURS) or {}
-    row = {name: value for name, value in row.items() if name not in (ours.get("absent") or ())}
-    return row | dict(ours.get("fields") or {})
+    return with_remainder(row, (document.get("extra") or {}).get(OURS) or {})
 
 
-def _turns_of(document: Mapping[str, Any]) -> list[tuple[int, Json, Json]]:
-    """(index, the turn, its step) of every turn, of embedded trajectories too, in their order."""
-    turns: list[tuple[int, Json, Json]] = []
+def _turns_of(document: Mapping[str, Any]) -> list[tuple[Json, Json]]:
+    """(the turn, its step) of every turn, of embedded trajectories too, in their order.
+
+    A turn is as in a journal: it names the turn before it in its conversation, and has what follows
+    that, so that a trajectory takes memory in proportion to its steps.
+    """
+    turns: list[tuple[Json, Json, Json | None, Any]] = []
     for trajectory in _with_embedded(document):
-        before: list[Json] = []
-        for step in trajectory["steps"]:
-            messages = _messages_of(step)
+        previous: Json | None = None
+        ids: np.ndarray | None = None
+        num_before, new = 0, list[Json]()
+        for number, step in enumerate(trajectory["steps"], 1):
+            messages = _of_step(_messages_of, step, number)
+            if not _is_sampled(step):
+                new += messages
+                continue
             ours = (step.get("extra") or {}).get(OURS) or {}
-            if _is_sampled(step):
-                turn = {"prompt": before[:], "completion": messages[:1], "tokens": _tokens(step)}
-                turn |= _UNKNOWN | {"trajectory_id": ""} | dict(ours.get("fields") or {})
-                turns.append((ours.get("turn", len(turns)), turn, step))
-            before += messages
-    return sorted(turns, key=lambda turn: turn[0])
+            tokens, before = _of_step(_tokens, step, number), ids
+            ids = None if tokens is None else _of_step(_ids_of, tokens, number)
+            if tokens is not None:
+                shared = 0 if before is None else _num_common(before, tokens["prompt_ids"])
+                tokens |= {"prompt_ids": tokens["prompt_ids"][shared:], "shared": shared}
+            turn: Json = {"shared": num_before, "prompt": new, "completion": messages[:1]}
+            turn |= {"tokens": tokens, **_UNKNOWN, "trajectory_id": ""}
+            turns.append((turn, step, previous, ours))
+            previous, num_before, new = turn, num_before + len(new) + 1, messages[1:]
+    order = [ours.get("turn") for *_, ours in turns]
+    if sorted(map(str, order)) == sorted(map(str, range(len(turns)))):
+        turns.sort(key=lambda each: each[3]["turn"])
+    index_of = {id(turn): index for index, (turn, *_) in enumerate(turns)}
+    for index, (turn, _, parent, ours) in enumerate(turns):
+        number_of_parent = None if parent is None else index_of[id(parent)]
+        if number_of_parent is not None and number_of_parent >= index:
+            raise ValueError(f"turn {index} continues turn {number_of_parent}, which is later")
+        turn["parent"] = number_of_parent
+        if turn["tokens"] is not None:
+            has_shared = turn["tokens"]["shared"] > 0
+            turn["tokens"]["parent"] = turn["parent"] if has_shared else None
+        turn |= dict(ours.get("fields") or {})
+    return [(turn, step) for turn, step, *_ in turns]
+
+
+def _of_step(read: Callable[[Any], T], value: Any, number: int) -> T:
+    """``read(value)``. *Raises* ValueError, or TypeError, that names the step."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"step {number} is a {type(value).__name__}, and no object")
+    try:
+        return read(value)
+    except READ_ERRORS as error:
+        raise ValueError(f"step {number}: {type(error).__name__}: {error}") from error
+
+
+def _ids_of(tokens: Mapping[str, Any]) -> np.ndarray:
+    """The ids of a turn, prompt and completion, int32 [T]. *Raises* ValueError."""
+    ids: np.ndarray = np.asarray([*tokens["prompt_ids"], *tokens["completion_ids"]])
+    if ids.ndim != 1 or ids.dtype.kind != "i" or not 0 <= ids.min() <= ids.max() < 2**31:
+        raise ValueError("the ids of its tokens are no whole numbers from 0 to 2147483647")
+    return ids
+
+
+def _num_common(before: np.ndarray, prompt_ids: Sequence[int]) -> int:
+    """How many ids two sequences begin with in common."""
+    size = min(len(before), len(prompt_ids))
+    differs = before[:size] != np.asarray(prompt_ids[:size])
+    return int(np.argmax(differs)) if differs.any() else size
 
 
 def _with_embedded(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -367,6 +423,8 @@ def _tokens(step: Mapping[str, Any]) -> Json | None:
         return None
     logprobs = metrics.get("logprobs") or []
     return {
+        "parent": None,
+        "shared": 0,
         "prompt_ids": prompt,
         "completion_ids": completion,
         "completion_logprobs": logprobs if len(logprobs) == len(completion) else [],
@@ -379,28 +437,30 @@ def _tokens(step: Mapping[str, Any]) -> Json | None:
 def load_trajectories(source: Path) -> list[tuple[str, Json]]:
     """(file, row) of the trajectories in a file or below a folder; empty if there is none.
 
-    A file to which a trajectory refers is a part of it. *Raises* JournalError that names the file
-    for one that is damaged, or of another shape.
+    A file to which a trajectory refers is a part of it, of the first that refers to it. *Raises*
+    JournalError that names the file, and the step, for one that is damaged, or of another shape.
     """
     documents = dict(_documents(source))
-    parts = {
-        path: [path.parent / name for name in _references(document)]
-        for path, document in documents.items()
-    }
-    embedded = {part for path, names in parts.items() for part in names if part != path}
-    rows = []
+    parts: dict[Path, list[Path]] = {}
+    embedded: set[Path] = set()
+    for path, document in documents.items():
+        named = dict.fromkeys(path.parent / name for name in _references(document))
+        parts[path] = [each for each in named if each in documents and each not in embedded]
+        parts[path] = [each for each in parts[path] if each != path]
+        embedded |= {each for each in named if each != path}
+    rows: list[tuple[str, Json]] = []
+    examples: dict[str, set[int]] = {}
     for path, document in documents.items():
         if path in embedded:
             continue
-        more = [documents[part] for part in parts[path] if part in documents and part != path]
         try:
+            more = [documents[part] for part in parts[path]]
             all_parts = [*(document.get("subagent_trajectories") or ()), *more]
-            rows.append(
-                (str(path), read_trajectory({**document, "subagent_trajectories": all_parts}))
-            )
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            row = read_trajectory({**document, "subagent_trajectories": all_parts})
+            _number(row, examples)
+        except READ_ERRORS as error:
             raise _damaged(path, error) from error
-    _number(rows)
+        rows.append((str(path), row))
     return rows
 
 
@@ -442,15 +502,20 @@ def _references(value: object) -> Iterator[str]:
         yield from chain.from_iterable(map(_references, value))
 
 
-def _number(rows: Iterable[tuple[str, Json]]) -> None:
-    """Give rollouts of other authors ids by which those of one task are siblings."""
-    examples: dict[str, list[Any]] = {}
-    for _, row in rows:
+def _number(row: Json, examples: dict[str, set[int]]) -> None:
+    """Give a rollout of another author ids by which those of one task are siblings.
+
+    ``examples``: the siblings of each hash so far.
+    """
+    key, sibling = row.get("example_hash"), row.get("sibling")
+    if not isinstance(key, str) or not key:
         columns = {name: row.get(name) for name in ("prompt", "answer", "task", "info")}
-        key = row.get("example_hash") or content_hash(columns)
-        siblings = examples.setdefault(key, [])
-        row.setdefault("example_id", len(examples) - 1)
-        row.setdefault("example_hash", key)
-        row.setdefault("sibling", len(siblings))
-        row.setdefault("rollout_key", rollout_key(key, row["sibling"]))
-        siblings.append(row)
+        key = row["example_hash"] = content_hash(columns)
+    siblings = examples.setdefault(key, set())
+    if not isinstance(row.get("example_id"), int | str):
+        row["example_id"] = len(examples) - 1
+    if type(sibling) is not int or not 0 <= sibling < 2**31:
+        sibling = row["sibling"] = len(siblings)
+    siblings.add(sibling)
+    if not isinstance(row.get("rollout_key"), str):
+        row["rollout_key"] = rollout_key(key, sibling)

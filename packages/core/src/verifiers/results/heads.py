@@ -43,10 +43,8 @@ _HASH = re.compile(r"([0-9a-f]{16})[0-9a-f]*(\.[1-9][0-9]{0,9})?")
 
 
 class _Message(msgspec.Struct, gc=False):
-    role: Any = ""
-    content: Any = None
-    tool_calls: Any = None
-    reasoning_content: Any = None
+    role: str = ""
+    content: str | list[Any] | None = None
 
 
 class _Timing(msgspec.Struct, gc=False):
@@ -79,7 +77,7 @@ _Head = msgspec.defstruct(
     "_Head",
     [
         *((name, float | None, None) for name in DECLARED_NUMBERS),
-        *((name, Any, None) for name in DECLARED_NAMES),
+        *((name, Any if name == "error" else str | None, None) for name in DECLARED_NAMES),
     ],
     bases=(_Measured,),
     gc=False,
@@ -109,15 +107,15 @@ def head_values(body: bytes, metric_names: Sequence[str]) -> tuple[Any, ...]:
     """
     try:
         head: Any = _DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):  # unusual types, surrogates
-        head = None
-    if head is None or (head.metrics is None and (metric_names or head.completion is None)):
-        head = _head_of(decode_row(body), metric_names)
-    return _values_of(head)
+        is_usual = head.metrics is not None and (head.completion, head.reward) != (None, None)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):  # other types, surrogates
+        is_usual = False
+    # what is as it is declared needs no reading; for the rest, reading alone says what it is
+    return _values_of(head if is_usual else _head_of(decode_row(body), metric_names))
 
 
 def _values_of(head: Any) -> tuple[Any, ...]:
-    usage = head.token_usage or {}
+    usage = {name: number(count) for name, count in (head.token_usage or {}).items()}
     turns, chars = _measure(head.completion)
     cause, names = None, {name: _text(getattr(head, name)) for name in DECLARED_NAMES}
     if head.error is not None:
@@ -130,10 +128,10 @@ def _values_of(head: Any) -> tuple[Any, ...]:
         usage.get("input_tokens", usage.get("prompt_tokens")),
         usage.get("output_tokens", usage.get("completion_tokens", head.completion_tokens)),
         chars,
-        head.timing and head.timing.total_ms,
-        head.sibling,
-        head.attempts,
-        head.trained,
+        head.timing and number(head.timing.total_ms),
+        number(head.sibling),
+        number(head.attempts),
+        number(head.trained),
         *names.values(),
         cause,
         "\n".join(head.served_models or ()) if head.completion else None,
@@ -181,19 +179,14 @@ def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> Any:
             _Message(*(field(message, name) for name in ("role", "content", "tool_calls")))
             for message in completion
         ]
-    usage = row.get("token_usage")
     return _Head(
-        **{name: number(row.get(name)) for name in DECLARED_NUMBERS},
+        **{name: output[name] for name in DECLARED_NUMBERS},
         **{name: output.get(name) for name in DECLARED_NAMES},
         example_id=output["example_id"],
-        metrics={name: number(value) for name, value in output["metrics"].items()},
+        metrics=output["metrics"],
         completion=completion,
-        timing=_Timing(number((output["timing"] or {}).get("total_ms"))),
-        token_usage=(
-            {name: number(value) for name, value in usage.items()}
-            if isinstance(usage, dict)
-            else None
-        ),
+        timing=_Timing(output["timing"].get("total_ms")),
+        token_usage=output["token_usage"],
         completion_tokens=number(row.get("completion_tokens")),
         sibling=number(row.get("sibling")),
         attempts=number(row.get("attempts")),

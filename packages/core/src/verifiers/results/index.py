@@ -30,7 +30,7 @@ import numpy as np
 from verifiers.errors import JournalError
 from verifiers.results.columns import Column, KeyColumn, NameColumn
 from verifiers.results.heads import INNER_NAMES, NAMES, NUMBERS, VALUES, digits_of, head_values
-from verifiers.results.rows import RolloutOutput, row_from_disk
+from verifiers.results.rows import READ_ERRORS, RolloutOutput, check_num_metrics, saved_row
 from verifiers.runtime.bounded import open_file
 from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import decode_row
@@ -54,6 +54,7 @@ class _Info(msgspec.Struct):
 
 _TEXTS = msgspec.json.Decoder(_Texts)
 _INFO = msgspec.json.Decoder(_Info)
+_METRICS = VALUES.index("metrics")
 MAX_VALUE_CHARS = 80
 """Length of a value of ``info`` that is no number."""
 
@@ -80,6 +81,7 @@ class RowIndex:
         self.columns |= {"example": Column("i8"), "key": Column("S")}
         """``key``: 16 digits of the hash of an example, and the number of an equal example."""
         self.metrics: dict[str, Column] = {}
+        self._names_of_metrics: set[str] = set()
         self.usage: dict[str, Column] = {}
         """Counts of ``token_usage`` by name, NaN if a rollout has none."""
         self.keys = KeyColumn()
@@ -219,15 +221,16 @@ class RowIndex:
             return self._stored(file, number)
 
     def row(self, number: int) -> RolloutOutput:
-        """A saved rollout, read from disk. Raises: ``LookupError``; ``OSError``; ``ValueError``:
-        file changed."""
+        """A saved rollout, read from disk. Raises: ``JournalError`` for a line of another shape;
+        ``LookupError``; ``OSError``; ``ValueError``: file changed."""
         return next(self.rows([number]))
 
     def rows(self, numbers: Iterable[int]) -> Iterator[RolloutOutput]:
         """The saved rollouts with these row numbers, in this order. Raises: as ``row``."""
         with open_file(self.path) as file:
             for number in numbers:
-                yield row_from_disk(self._stored(file, number), self._metric_names)
+                row = self._stored(file, number)
+                yield saved_row(row, f"{self.path}:{number + 1}", self._metric_names)
 
     def texts(self, numbers: Sequence[int]) -> Iterator[tuple[Any, Any, Any]]:
         """(prompt, completion, answer) of these row numbers, without decoding other fields. Raises:
@@ -337,14 +340,16 @@ class RowIndex:
     def _add(self, body: bytes, end: int) -> None:
         """Note a row that ends at the byte ``end``. *Raises* JournalError if it is no saved
         rollout."""
+        line = len(self) + len(self._added) + 1
         try:
             values = head_values(body, self._metric_names)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            line = len(self) + len(self._added) + 1
+        except READ_ERRORS as error:
             raise JournalError(
                 f"{self.path}:{line}: this line is not a saved rollout ({type(error).__name__}:"
                 f" {error})"
             ) from error
+        self._names_of_metrics.update(values[_METRICS])
+        check_num_metrics(self._names_of_metrics, f"{self.path}:{line}")
         self._added.append((*values, end))
 
     def _flush(self) -> None:

@@ -16,14 +16,20 @@ import numpy as np
 
 from verifiers.errors import ConfigError, JournalError
 from verifiers.results.atif import load_trajectories
-from verifiers.results.columns import Column
 from verifiers.results.export import read_parquet
 from verifiers.results.index_file import open_index
 from verifiers.results.labels import LABEL, completion_hash, read_labels
 from verifiers.results.outputs import GenerateOutputs
-from verifiers.results.rows import RolloutOutput, fill_advantages, keep_columns, saved_row
+from verifiers.results.rows import (
+    RolloutOutput,
+    check_num_metrics,
+    fill_advantages,
+    keep_columns,
+    saved_row,
+)
 from verifiers.results.run_metadata import FACTS, GenerateMetadata
 from verifiers.results.stored import StoredOutputs
+from verifiers.rollouts.values import number
 from verifiers.runtime.bounded import MAX_ROW_BYTES, open_file
 from verifiers.runtime.gc import fewer_collections
 from verifiers.runtime.json import decode_row
@@ -89,12 +95,18 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
         for line, row in _newest(read_parquet(file) if is_parquet else _rows(file))
         if row.get("rollout_key") not in outside
     ]
-    outputs = [saved_row(row, location, metric_names) for location, row in rows]
+    outputs, names = [], set[str]()
+    for location, row in rows:
+        outputs.append(output := saved_row(row, location, metric_names))
+        names.update(output["metrics"])
+        check_num_metrics(names, location)
     _add_labels(outputs, [row for _, row in rows], read_labels(file.parent))
     if state_columns is not None:
         for output in outputs:
             keep_columns(output, state_columns)
-    _sort(outputs)
+    ids = np.fromiter((output["example_id"] for output in outputs), object, len(outputs))
+    siblings = np.array([number(output.get("sibling")) for output in outputs])
+    outputs = [outputs[index] for index in in_order(ids, siblings).tolist()]
     if fills_advantages:
         fill_advantages(outputs)
     return GenerateOutputs(outputs, GenerateMetadata.of(outputs, **facts))
@@ -116,10 +128,10 @@ def _indexed(
     skipped = [*index.replaced, *(row for row in index.keys.find(outside).tolist() if row >= 0)]
     index.keys.forget_order()
     numbers = np.delete(np.arange(len(index)), skipped)
-    # else the ids are of another program: texts
-    if isinstance(ids := index.columns["example"], Column):
-        siblings = np.fmax(np.asarray(index.columns["sibling"])[numbers], 0)  # NaN counts as 0
-        numbers = numbers[np.lexsort((siblings, np.asarray(ids)[numbers]))]
+    ids, siblings = index.columns["example"], np.asarray(index.columns["sibling"])[numbers]
+    is_mixed = isinstance(ids, list)  # by another program
+    ids = np.fromiter(ids, object, len(ids)) if is_mixed else np.asarray(ids)
+    numbers = numbers[in_order(ids[numbers], siblings)]
     labels = None
     if (labels_by_key := read_labels(file.parent)) and not (
         len(index) and LABEL in index.stored(0)
@@ -190,6 +202,13 @@ def _newest(rows: Iterator[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
     return list(by_key.values())
 
 
-def _sort(outputs: list[RolloutOutput]) -> None:
-    if all(isinstance(output["example_id"], int) for output in outputs):
-        outputs.sort(key=lambda output: (output["example_id"], output.get("sibling") or 0))
+def in_order(ids: np.ndarray, siblings: np.ndarray) -> np.ndarray:
+    """The order of rollouts by example and sibling; as they are where an id is no number, which
+    another program wrote."""
+    siblings = np.fmax(siblings, 0)  # NaN counts as 0
+    if ids.dtype == object:
+        if not all(isinstance(each, int) for each in ids):
+            return np.arange(len(ids))
+        order = sorted(range(len(ids)), key=lambda index: (ids[index], siblings[index]))
+        return np.array(order, np.int64)
+    return np.lexsort((siblings, ids))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from verifiers import compat
@@ -46,6 +46,10 @@ _COLUMNS_OF_FILES = (
 OWN_NAMES = SAVED.keys() | COLUMNS_OF_RUNS | frozenset(_COLUMNS_OF_FILES.split())
 """Names of a saved rollout that are the library's. A metric of such a name is in ``metrics``
 alone."""
+MAX_METRICS = 1_000
+"""Names of metrics of a run: each is a column of as many numbers as there are rollouts."""
+READ_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What reading values of another program raises where their shape is another."""
 RENAMED_METRICS = compat.METRICS
 """Metric names of older versions, on reading."""
 
@@ -167,7 +171,9 @@ def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> R
     for name, value in metrics.items():  # else it is a state column of this name
         if name not in OWN_NAMES and row.get(name) == value:
             output.pop(name, None)
-    if isinstance(output.get("trajectory"), list):
+    if (turns := output.get("trajectory")) is not None and not isinstance(turns, list):
+        raise TypeError(f"its trajectory is a {type(turns).__name__}, and no list of turns")
+    if turns is not None:
         output["trajectory"] = transcript_of(output)
     return _with_flat_metrics(output)
 
@@ -184,11 +190,21 @@ def saved_row(
     of another shape."""
     try:
         return row_from_disk(row, metric_names)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except READ_ERRORS as error:
         raise JournalError(
             f"{location}: this line is not a saved rollout ({type(error).__name__}: {error}); restore"
             " the file or remove the line"
         ) from error
+
+
+def check_num_metrics(names: Sized, location: str) -> None:
+    """*Raises* JournalError, which names ``location``, for more metrics than ``MAX_METRICS``."""
+    if len(names) > MAX_METRICS:
+        raise JournalError(
+            f"{location}: with this rollout there are more than {MAX_METRICS:,} metrics, each a"
+            " column of every rollout; keep values whose names are data in one column of the state"
+            " (state_columns)"
+        )
 
 
 def output_to_state(output: Mapping[str, Any]) -> State:

@@ -39,7 +39,8 @@ class ErrorInfo(AttributeDict):
         """From an exception, its mapping as read from disk, or the text that older
         versions wrote."""
         if isinstance(error, Mapping):
-            return cls(error)
+            odd = [n for n in _TEXTS if not isinstance(error.get(n), str | None)]
+            return cls(error, **{name: str(error[name]) for name in odd})
         # it was raised in another process
         if (recorded := getattr(error, "recorded", None)) is not None:
             return cls(recorded)
@@ -102,6 +103,9 @@ class ErrorInfo(AttributeDict):
         """Class name of the innermost exception."""
         chain = self.get("error_chain_str") or self.get("error") or "unknown"
         return chain.rsplit(" -> ", 1)[-1]
+
+
+_TEXTS = ("error", "message", "error_chain_repr", "error_chain_str", "where", "traceback")
 
 
 def error_chain(error: BaseException) -> list[BaseException]:

@@ -23,16 +23,12 @@ from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.status import Status
 from verifiers.rollouts.transcript import Transcript
 from verifiers.rollouts.turn import Turn
-from verifiers.rollouts.values import Timing, number, numbers
+from verifiers.rollouts.values import Timing, counts, known, number, numbers, text
 from verifiers.types import StopReason
 
 
 def _error(value: Any) -> ErrorInfo | None:
     return None if value is None else ErrorInfo.of(value)
-
-
-def _dict(value: Mapping[str, Any] | None) -> dict[str, Any]:
-    return dict(value or {})
 
 
 class RolloutInput(TypedDict, total=False):
@@ -92,7 +88,9 @@ class Rollout:
     """The dataset's columns; always with ``INPUT_COLUMNS``."""
     completion: Annotated[Any, Saved(read=saved_messages, column="completions")] = None
     """Messages (or text) after the row's prompt."""
-    advantage: Annotated[float | None, Saved(column="advantages", index="number")] = None
+    advantage: Annotated[float | None, Saved(column="advantages", read=known, index="number")] = (
+        None
+    )
     """As the rubric computed it over the group: by its ``@advantage`` method, else reward minus
     mean. None before."""
     role_rewards: Annotated[dict[str, float], Saved(when="if set", key=None, read=numbers)] = field(
@@ -130,7 +128,7 @@ class Rollout:
     tool_defs: Annotated[Any, Saved(type="list[Any] | None")] = None
     """The tools that the model was offered."""
     timing: Annotated[
-        Timing, Saved(write=Timing.of, read=Timing.of, column="timings", type="dict[str, float]")
+        Timing, Saved(write=Timing.of, read=Timing.read, column="timings", type="dict[str, float]")
     ] = field(default_factory=Timing)
     """Where the time went."""
     usage: Annotated[
@@ -140,7 +138,7 @@ class Rollout:
             key="usage",
             column="token_usages",
             write=dict,
-            read=_dict,
+            read=counts,
             type="dict[str, int] | None",
         ),
     ] = field(default_factory=dict)
@@ -160,7 +158,13 @@ class Rollout:
         self,
     ) -> Annotated[
         str | None,
-        Saved(name="stop_condition", key="stop_condition", column="stop_conditions", index="name"),
+        Saved(
+            name="stop_condition",
+            key="stop_condition",
+            column="stop_conditions",
+            read=text,
+            index="name",
+        ),
     ]:
         """The condition that ended it: a ``StopReason``, or the name of an author's."""
         return self.status.reason

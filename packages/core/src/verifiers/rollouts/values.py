@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,22 @@ def numbers(values: Mapping[str, object] | None) -> dict[str, float]:
     return {name: number(value) for name, value in (values or {}).items()}
 
 
+def known(value: object) -> float | None:
+    """A number as float; None for what ``number`` does not know."""
+    as_number = number(value)
+    return None if math.isnan(as_number) else as_number
+
+
+def counts(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The counts of a mapping as they are; None for what is no number."""
+    return {name: None if known(value) is None else value for name, value in (values or {}).items()}
+
+
+def text(value: object) -> str | None:
+    """A text as it is, None as None, and another value as its text."""
+    return value if value is None or isinstance(value, str) else str(value)
+
+
 class Timing(AttributeDict):
     """Where a rollout's time went, in milliseconds, and when it began (epoch seconds).
 
@@ -43,6 +60,11 @@ class Timing(AttributeDict):
 
     def __init__(self, **times: float):
         dict.__init__(self, self._ZERO, **times)
+
+    @classmethod
+    def read(cls, times: Mapping[str, object] | None) -> Timing:
+        """The times of a saved rollout, of which those that are no numbers are NaN."""
+        return cls.of(numbers(times))
 
     @classmethod
     def of(cls, times: Mapping[str, float] | None) -> Timing:

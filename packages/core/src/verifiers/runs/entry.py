@@ -14,7 +14,7 @@ from verifiers.clients.resolve import client_for
 from verifiers.data.examples import examples_from
 from verifiers.errors import ConfigError
 from verifiers.results import GenerateOutputs
-from verifiers.results.rows import COLUMNS_OF_RUNS
+from verifiers.results.rows import COLUMNS_OF_RUNS, MAX_METRICS
 from verifiers.runs.options import RunOptions, check_sampling, count, parse
 from verifiers.runs.plan import Plan
 from verifiers.runs.rollout import RunEnvironment
@@ -116,6 +116,11 @@ def check_before_run(env: RunEnvironment, plan: Plan, options: RunOptions) -> No
             f"state_columns names {clashes[0]!r}, which a run writes itself beside each rollout:"
             " give that key of the state another name",
             key="state_columns",
+        )
+    if (num_metrics := len(env.rubric.functions)) > MAX_METRICS:
+        raise ConfigError(
+            f"the rubric has {num_metrics:,} functions, each a column of every rollout; a run has at"
+            f" most {MAX_METRICS:,}"
         )
     env.check_definition(list(plan.examples[:NUM_SAMPLED]))
     env.rubric.check_needs()

@@ -263,33 +263,37 @@ def _branches(
     that it wrote anew ("rewrite").
 
     ``at`` is the index of the message before which a branch is shown; ``messages`` are those that
-    no earlier call of the same role, and no main call, has.
+    no earlier call of the branch, and no main call before it, has.
     """
     index_of_step = {
         message["step"]: index for index, message in enumerate(messages) if "step" in message
     }
     at = sum(message["place"] == "prompt" for message in messages)
-    seen: dict[str, list[Any]] = {}
+    main: list[Any] = []
     branches: list[dict[str, Any]] = []
+    open_branches: list[tuple[list[Any], dict[str, Any]]] = []
+    """The conversation so far, and its branch, of each that a later call may continue."""
     for number, (step, numbers) in enumerate(zip(trajectory, steps, strict=False)):
         role = numbers.get("role") or "main"
         prompt, completion = list(step.get("prompt") or ()), list(step.get("completion") or ())
-        shared = max(_num_shared(seen.get(name, []), prompt) for name in ("main", role))
-        new = _messages(prompt[shared:], "prompt")
         if role == "main":
             at = index_of_step.get(number, at)
-            if seen.get("main") and shared < len(seen["main"]):
+            if main and not _num_shared(main, prompt):
                 history = _messages(prompt, "prompt")
                 branches.append({"role": "rewrite", "at": at, "messages": history})
             at += 1
+            main = [*prompt, *completion]
+            continue
+        continued = (each for each in reversed(open_branches) if _num_shared(each[0], prompt))
+        seen, branch = next(continued, (main, None))
+        if branch is None:  # interleaved conversations are branches of their own
+            branches.append(branch := {"role": role, "at": at, "messages": []})
         else:
-            new += [message | {"step": number} for message in _messages(completion, "completion")]
-            last = branches[-1] if branches else None
-            if last is not None and (last["role"], last["at"]) == (role, at):
-                last["messages"] += new
-            else:
-                branches.append({"role": role, "at": at, "messages": new})
-        seen[role] = [*prompt, *completion]
+            open_branches = [each for each in open_branches if each[1] is not branch]
+        branch["messages"] += _messages(prompt[_num_shared(seen, prompt) :], "prompt")
+        reply = _messages(completion, "completion")
+        branch["messages"] += [message | {"step": number} for message in reply]
+        open_branches.append(([*prompt, *completion], branch))
     return branches
 
 
