@@ -444,10 +444,10 @@ def load_trajectories(source: Path) -> list[tuple[str, Json]]:
     parts: dict[Path, list[Path]] = {}
     embedded: set[Path] = set()
     for path, document in documents.items():
-        named = dict.fromkeys(path.parent / name for name in _references(document))
-        parts[path] = [each for each in named if each in documents and each not in embedded]
+        referred = dict.fromkeys(path.parent / name for name in _references(document))
+        parts[path] = [each for each in referred if each in documents and each not in embedded]
         parts[path] = [each for each in parts[path] if each != path]
-        embedded |= {each for each in named if each != path}
+        embedded |= {each for each in referred if each != path}
     rows: list[tuple[str, Json]] = []
     examples: dict[str, set[int]] = {}
     for path, document in documents.items():

@@ -45,6 +45,7 @@ _HASH = re.compile(r"([0-9a-f]{16})[0-9a-f]*(\.[1-9][0-9]{0,9})?")
 class _Message(msgspec.Struct, gc=False):
     role: str = ""
     content: str | list[Any] | None = None
+    tool_calls: Any = None
 
 
 class _Timing(msgspec.Struct, gc=False):
@@ -110,7 +111,7 @@ def head_values(body: bytes, metric_names: Sequence[str]) -> tuple[Any, ...]:
         is_usual = head.metrics is not None and (head.completion, head.reward) != (None, None)
     except (msgspec.DecodeError, UnicodeError, RecursionError):  # other types, surrogates
         is_usual = False
-    # what is as it is declared needs no reading; for the rest, reading alone says what it is
+    # values of the declared types need no reading; row_from_disk alone reads the others
     return _values_of(head if is_usual else _head_of(decode_row(body), metric_names))
 
 

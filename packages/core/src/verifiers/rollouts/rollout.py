@@ -23,7 +23,7 @@ from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.status import Status
 from verifiers.rollouts.transcript import Transcript
 from verifiers.rollouts.turn import Turn
-from verifiers.rollouts.values import Timing, counts, known, number, numbers, text
+from verifiers.rollouts.values import Timing, counts, known_number, number, numbers, text
 from verifiers.types import StopReason
 
 
@@ -88,9 +88,9 @@ class Rollout:
     """The dataset's columns; always with ``INPUT_COLUMNS``."""
     completion: Annotated[Any, Saved(read=saved_messages, column="completions")] = None
     """Messages (or text) after the row's prompt."""
-    advantage: Annotated[float | None, Saved(column="advantages", read=known, index="number")] = (
-        None
-    )
+    advantage: Annotated[
+        float | None, Saved(column="advantages", read=known_number, index="number")
+    ] = None
     """As the rubric computed it over the group: by its ``@advantage`` method, else reward minus
     mean. None before."""
     role_rewards: Annotated[dict[str, float], Saved(when="if set", key=None, read=numbers)] = field(
@@ -113,7 +113,7 @@ class Rollout:
         list[str], Saved(when="if set", key=None, read=lambda names: list(names or []))
     ] = field(default_factory=list)
     """The reward and metric functions that do not apply to it: no metric, and not in the reward."""
-    failed_requests: Annotated[dict[str, int], Saved(when="if set", key=None, read=_dict)] = field(
+    failed_requests: Annotated[dict[str, int], Saved(when="if set", key=None, read=counts)] = field(
         default_factory=dict
     )
     """Requests to the model that were answered by no completion, by kind: ``refused_for_rate``

@@ -27,7 +27,7 @@ def numbers(values: Mapping[str, object] | None) -> dict[str, float]:
     return {name: number(value) for name, value in (values or {}).items()}
 
 
-def known(value: object) -> float | None:
+def known_number(value: object) -> float | None:
     """A number as float; None for what ``number`` does not know."""
     as_number = number(value)
     return None if math.isnan(as_number) else as_number
@@ -35,7 +35,10 @@ def known(value: object) -> float | None:
 
 def counts(values: Mapping[str, Any] | None) -> dict[str, Any]:
     """The counts of a mapping as they are; None for what is no number."""
-    return {name: None if known(value) is None else value for name, value in (values or {}).items()}
+    return {
+        name: None if known_number(value) is None else value
+        for name, value in (values or {}).items()
+    }
 
 
 def text(value: object) -> str | None:
