@@ -79,7 +79,8 @@ def test_an_earlier_run_by_hand(earlier):
 
 
 def write(folder, rows):
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = (json.dumps({"step": number, **row}) + "\n" for number, row in enumerate(rows, 1))
+    (folder / "metrics.jsonl").write_text("".join(lines))
 
 
 def test_what_was_generated_and_not_trained_is_counted_once(tmp_path):
