@@ -3,11 +3,20 @@ secrets apart."""
 
 from __future__ import annotations
 
+import html
 import json
 import time
+import urllib.parse
 
 import pytest
 
+from verifiers.clients.http import OpenAIChatCompletionsClient
+from verifiers.clients.protocol import ClientConfig
+from verifiers.environments.integrations.mcp_http import headers_of
+from verifiers.environments.integrations.mcp_servers import ServerSpec
+from verifiers.environments.single_turn import SingleTurnEnv
+from verifiers.rubrics.judge_rubric import JudgeRubric
+from verifiers.runs.rollout import RunContext
 from verifiers.runtime import redaction
 from verifiers.runtime.redaction import (
     HIDDEN,
@@ -18,10 +27,13 @@ from verifiers.runtime.redaction import (
     redacted_column,
     redacted_text,
     redacted_words,
+    remember_headers,
     remember_secrets,
+    remember_values,
     without_digest,
     without_secrets,
 )
+from verifiers.sandbox.protocol import SandboxSpec
 
 SECRET_NAMES = """
 api_key judge_api_key judgeApiKey apikey X-Api-Key Ocp-Apim-Subscription-Key access_token authToken HF_TOKEN hub_token
@@ -231,3 +243,90 @@ def test_shapes_are_found_in_every_spelling(text):
     assert redacted_text("?page=2&version=1.2.3.4.5.6.7.8.9.10") == (
         "?page=2&version=1.2.3.4.5.6.7.8.9.10"
     )
+
+
+SECRET = "Zq7 'pri\"vate'/+ä-value\n"
+FORMS = {
+    "as it is": lambda secret: secret,
+    "without its line end": str.strip,
+    "repr": repr,
+    "bytes": lambda secret: repr(b"Bearer " + secret.encode()),
+    "JSON": json.dumps,
+    "JSON, not ASCII": lambda secret: json.dumps({"key": secret}, ensure_ascii=False),
+    "JSON in JSON": lambda secret: json.dumps({"error": json.dumps({"key": secret})}),
+    "a URL": lambda secret: f"http://h/{urllib.parse.quote(secret.strip())}",
+    "a form": lambda secret: urllib.parse.urlencode({"x": secret.strip()}),
+    "HTML": lambda secret: f"<b>{html.escape(secret)}</b>",
+}
+
+
+def config_headers(secret):
+    ClientConfig(extra_headers={"X-Org": f"Bearer {secret}"}).check()
+
+
+WAYS_IN = {
+    "settings": lambda secret: remember_secrets({"judge": {"api_key": secret}}),
+    "headers of a client": config_headers,
+    "sampling arguments": lambda secret: SingleTurnEnv(
+        dataset=[{"question": "q"}], sampling_args={"extra_body": {"api_key": secret}}
+    ),
+    "sampling arguments of a run": lambda secret: RunContext(
+        None, "m", {"extra_headers": {"X-Org": secret}}
+    ),
+    "sampling arguments of a judge": lambda secret: JudgeRubric(
+        judge_sampling_args={"extra_body": {"access_token": secret}}
+    ),
+    "variables of a tool server": lambda secret: ServerSpec.of(
+        {"name": "s", "command": "c", "env": {"SERVICE_TOKEN": secret}}
+    ),
+    "variables of a sandbox": lambda secret: SandboxSpec(env={"SERVICE_TOKEN": secret}),
+    "a query": lambda secret: OpenAIChatCompletionsClient(
+        base_url="http://h/v1", query={"api_key": secret}
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_IN.values(), ids=WAYS_IN)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_each_way_in_remembers_its_secrets_in_every_form_they_are_printed(monkeypatch, way, form):
+    monkeypatch.setattr(redaction, "_remembered", set())
+    text = f"refused: {form(SECRET)} is not valid"
+    assert "Zq7" in redacted_text(text)  # negative control
+    way(SECRET)
+    shown = redacted_text(text)
+    assert HIDDEN in shown
+    assert "Zq7" not in shown
+    assert "vate" not in shown
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_headers_and_keys_of_variables_of_any_name_are_remembered(monkeypatch, end):
+    monkeypatch.setattr(redaction, "_remembered", set())
+    monkeypatch.setenv("MY_ACCESS", "Zq7-of-a-variable" + end)
+    text = "sent Zq7-of-a-variable and Zq7-of-a-call"
+    assert redacted_text(text) == text
+    headers_of("s", None, {"X-Tenant": "MY_ACCESS"})
+    assert redacted_text(text) == "sent *** and Zq7-of-a-call"
+    OpenAIChatCompletionsClient(base_url="http://h/v1", api_key="Zq7-of-a-call" + end)._key()
+    assert redacted_text(text) == "sent *** and ***"
+
+
+def test_a_secret_that_begins_another_leaves_nothing_of_it(monkeypatch):
+    monkeypatch.setattr(redaction, "_remembered", set())
+    remember_values(["Zq7-value", "Zq7-value-and-more"])
+    assert redacted_text("x Zq7-value-and-more, Zq7-value") == "x ***, ***"
+
+
+def test_headers_that_say_what_is_sent_are_no_secrets(monkeypatch):
+    monkeypatch.setattr(redaction, "_remembered", set())
+    remember_headers({"Content-Type": "application/json", "anthropic-version": "2023-06-01"})
+    assert redacted_text("application/json of 2023-06-01") == "application/json of 2023-06-01"
+
+
+def test_arguments_of_a_tool_server_hold_no_key_in_the_identity_of_a_run():
+    spec = ServerSpec.of(
+        {"name": "s", "command": "c", "args": ["--api-key", "Zq7-x", "--root=/srv"]}
+    )
+    shown = json.dumps(spec.identity())
+    assert "Zq7-x" not in shown
+    assert "--root=/srv" in shown

@@ -58,7 +58,7 @@ from verifiers.runtime.calls import PerLoop
 from verifiers.runtime.deadlines import Deadline
 from verifiers.runtime.decoding import decode_message
 from verifiers.runtime.http_clients import header_value, is_loopback_url, open_session
-from verifiers.runtime.redaction import digested, remember_secrets
+from verifiers.runtime.redaction import digested, remember_secrets, remember_values
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.described import describe, type_name
 from verifiers.storage.identity import Free, Identified
@@ -143,6 +143,7 @@ class HttpClient(Identified, ABC):
         base = _parse_base_url(config.api_base_url)
         self._query = {**base.query, **(query or {})}
         self._base = base.with_query(None)
+        remember_secrets(self._query)
         self._post_url = self._url(self.path)
         self._pools: PerLoop[Pool] = PerLoop(self._open, lambda pool: pool.session.close())
 
@@ -430,7 +431,9 @@ class HttpClient(Identified, ABC):
                 " none is checked)",
                 names=[name],
             )
-        return header_value(key or "", f"the key for {self.base_url}") or None
+        key = header_value(key or "", f"the key for {self.base_url}")
+        remember_values([key])
+        return key or None
 
     def _url(self, path: str) -> URL:
         return (self._base / path).update_query(self._query) if self._query else self._base / path

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Protocol, Self, TypeAlias, TypedDict, runtime
 
 from verifiers import compat
 from verifiers.errors import ConfigError
-from verifiers.runtime.redaction import remember_secrets
+from verifiers.runtime.redaction import remember_headers
 from verifiers.runtime.suggest import check_keywords, closest
 from verifiers.storage.identity import Free
 from verifiers.types import ModelRequest, Response
@@ -279,7 +279,7 @@ class ClientConfig:
     def check(self) -> None:
         """*Raises* ConfigError for a value out of bounds; also called when a client
         is made of it."""
-        remember_secrets(self.extra_headers)
+        remember_headers(self.extra_headers)
         check_client_type(self.client_type)
         _fill_in_vendor(self)
         for (

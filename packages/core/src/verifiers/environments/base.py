@@ -36,6 +36,7 @@ from verifiers.rollouts.steps import TrajectoryStep
 from verifiers.rubrics import Rubric
 from verifiers.runs.options import EvaluateOptions, GenerateOptions, RunOptions
 from verifiers.runtime.calls import blocking, blocking_form, dual, either
+from verifiers.runtime.redaction import remember_secrets
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match
 from verifiers.storage.identity import Free, Identified
@@ -231,6 +232,7 @@ class Environment(Identified):
         )
         self.rubric = rubric if rubric is not None else Rubric(parser=self.parser)
         self.sampling_args = {"n": 1, "extra_body": {}} | dict(sampling_args or {})
+        remember_secrets(self.sampling_args)
         self.message_type = message_type
         self.tool_defs = list(settings.pop("tool_defs", None) or [])
         self.env_id, self.env_args, self.env_version = env_id or "", dict(env_args or {}), ""

@@ -27,6 +27,7 @@ from verifiers.rollouts.state import State
 from verifiers.rubrics import judging
 from verifiers.rubrics.arguments import RewardFunction
 from verifiers.rubrics.rubric import Rubric, ScoringOptions
+from verifiers.runtime.redaction import remember_secrets
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match, closest
 from verifiers.types import ModelRequest, Response, UserMessage
@@ -135,6 +136,7 @@ class JudgeRubric(Rubric):
         self.judge_model = self.judge_models[0]
         self.judge_client = EnvironmentClient() if client is None else client
         self.judge_sampling_args = dict(judge_sampling_args or {})
+        remember_secrets(self.judge_sampling_args)
         self.aggregation = judging.checked_aggregation(aggregation)
         self.score_range = judging.checked_score_range(score_range)
         self.require_all = require_all

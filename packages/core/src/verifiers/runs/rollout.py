@@ -28,6 +28,7 @@ from verifiers.rollouts.loop import conclude, current_run, generate
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.scoring import call, leave_unscored, measure, scoring_error
+from verifiers.runtime.redaction import remember_secrets
 from verifiers.storage.identity import EnvironmentParts
 from verifiers.types import StopReason
 
@@ -162,6 +163,9 @@ class RunContext:
     is_cached: bool = False
     """Whether replies come from a cache, for which every request says which sample it is."""
     control: RunControl = field(default_factory=RunControl)
+
+    def __post_init__(self) -> None:
+        remember_secrets(self.sampling_args)
 
     @property
     def is_over(self) -> bool:

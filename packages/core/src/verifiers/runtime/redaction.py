@@ -3,21 +3,24 @@ command lines.
 
 A secret is known by its *name* (``judge_api_key``, ``X-Api-Key``, the values of ``headers``), by
 its *shape* (``sk-…``, ``Bearer …``, a login or a long value in a URL), or by its *value*: those of
-environment variables with KEY, TOKEN, SECRET or PASSWORD in their names, and those passed to
-``remember_secrets``. ``***`` stands for it; in the identity of a run a short digest follows, so
-that two secrets differ. Text of models and datasets is not searched. A long text is cut before it is
-searched, and every pattern takes time in proportion to the text, whatever stands in it.
+environment variables with KEY, TOKEN, SECRET or PASSWORD in their names, and those that settings
+brought (``remember_secrets``), in every form in which they are printed. ``***`` stands for it; in
+the identity of a run a short digest follows, so that two secrets differ. Text of models and datasets
+is not searched. A long text is cut before it is searched, and every pattern takes time in proportion
+to the text, whatever stands in it.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import html
 import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 from verifiers.runtime.decoding import decode_json
 
@@ -65,7 +68,12 @@ _PATTERNS = (
         r"(?<![\w-])(?=[\w-]{19,}+\.[\w-]{16,}+\.[\w-])((?:[\w-]*?-)?)eyJ[\w-]{16,}\.[\w-]+\.[\w-]+"
     ),
 )
+_PLAIN_HEADER = re.compile(
+    r"(?i)(?:(?:accept|content)(?:-[a-z]{1,40}){0,3}|user-agent|[a-z-]{1,40}-(?:version|beta))\Z"
+)
+_SCHEME = re.compile(r"(?i)\A\s{0,9}(?:bearer|basic|token)\s{1,9}")
 _remembered: set[str] = set()
+"""Secrets in all their forms."""
 
 
 # --- names and values -----------------------------------------------------------------------------
@@ -94,11 +102,40 @@ def remember_secrets(settings: object) -> None:
     """Remove the values of secret names, at any depth, from every later ``redacted_text``."""
 
     def remember(text: str, _: str) -> str:
-        if len(text) >= MIN_SECRET_CHARS:
-            _remembered.add(text)
+        remember_values([text])
         return text
 
     _walk(settings, remember, is_secret_name)
+
+
+def remember_values(values: Iterable[str]) -> None:
+    """Remove secrets that have no name from every later ``redacted_text``."""
+    for value in values:
+        _remembered.update(_forms(value), _forms(_SCHEME.sub("", value, count=1)))
+
+
+def remember_headers(headers: Mapping[str, Any]) -> None:
+    """Remove the values of headers, whatever their names, except for those that say what is sent."""
+    remember_values(str(text) for name, text in headers.items() if not _PLAIN_HEADER.match(name))
+
+
+@functools.lru_cache(maxsize=1024)
+def _forms(secret: str) -> tuple[str, ...]:
+    """A secret as it is printed: without spaces at its ends, in JSON, as a literal of Python, in a
+    URL, in HTML; in Python and JSON also within another text of JSON.
+
+    >>> _forms("pass/word ")
+    ('pass%2Fword', 'pass/word')
+    """
+    text = secret.strip()
+    encoded = text.encode("utf-8", "surrogatepass")
+    forms = {text, repr(text)[1:-1], repr(encoded)[2:-1], html.escape(text)}
+    forms |= {quote(encoded), quote(encoded, safe=""), quote_plus(encoded)}
+    for is_ascii in (True, False):
+        escaped = json.dumps(text, ensure_ascii=is_ascii)[1:-1]
+        forms |= {escaped, json.dumps(escaped, ensure_ascii=is_ascii)[1:-1]}
+    long_enough = [form for form in forms if len(text) >= MIN_SECRET_CHARS]
+    return tuple(sorted(long_enough, key=lambda form: (-len(form), form)))
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -126,15 +163,15 @@ def redacted_text(text: str, max_chars: int | None = MAX_TEXT_CHARS) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    for secret in _remembered:
+    variables = [
+        form
+        for name, value in os.environ.items()
+        if len(value) >= MIN_SECRET_CHARS and any(part in name.upper() for part in _VARIABLES)
+        for form in _forms(value)
+    ]
+    # a secret may be the beginning of another
+    for secret in sorted({*_remembered, *variables}, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    for name, value in os.environ.items():
-        if (
-            len(value) >= MIN_SECRET_CHARS
-            and value in text
-            and any(part in name.upper() for part in _VARIABLES)
-        ):
-            text = text.replace(value, HIDDEN)
     for pattern in _PATTERNS:
         text = pattern.sub(rf"\1{HIDDEN}", text)
     return text

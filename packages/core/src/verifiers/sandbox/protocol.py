@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.redaction import remember_secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class SandboxSpec:
     in use counts."""
 
     def __post_init__(self) -> None:
+        remember_secrets(self.env)
         for name in "memory_mb cpu_s wall_s file_mb num_processes max_output_bytes".split():
             if not getattr(self, name) > 0:
                 raise ConfigError(

@@ -34,7 +34,7 @@ from verifiers.environments.integrations.mcp_messages import (
 from verifiers.errors import MissingKeyError
 from verifiers.runtime.bounded import TooLong, read_chunks, size_text
 from verifiers.runtime.http_clients import header_value, open_session
-from verifiers.runtime.redaction import redacted_text, remember_secrets
+from verifiers.runtime.redaction import redacted_text, remember_values
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -79,7 +79,7 @@ def headers_of(
         header: header_value(os.environ[str(name)], f"{name}, for the MCP server {server!r},")
         for header, name in names.items()
     }
-    remember_secrets({"headers": values})
+    remember_values(values.values())
     if api_key_var:
         values["Authorization"] = f"Bearer {values['Authorization']}"
     return values

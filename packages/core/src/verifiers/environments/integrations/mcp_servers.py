@@ -52,7 +52,7 @@ from verifiers.environments.integrations.mcp_messages import (
 from verifiers.environments.integrations.mcp_results import result_check
 from verifiers.errors import ConfigError, InfraError, MissingKeyError, UsageError
 from verifiers.runtime.bounded import size_text
-from verifiers.runtime.redaction import redacted_text
+from verifiers.runtime.redaction import redacted_text, redacted_words, remember_secrets
 from verifiers.runtime.suggest import check_keywords
 from verifiers.storage.described import describe_members, type_name
 
@@ -141,6 +141,7 @@ class ServerSpec:
                 key="args",
             )
         env = _environment(fields["name"], fields.get("env", {}))
+        remember_secrets(env)
         tools = fields.get("tools")
         return cls(
             fields["name"],
@@ -162,6 +163,7 @@ class ServerSpec:
         values = {name: getattr(self, name) for name in FIELDS}
         defaults: dict[str, Any] = {"tools": None, "exclude": (), "rename": {}}
         defaults |= {"url": "", "api_key_var": None, "header_vars": {}}
+        values["args"] = redacted_words(self.args)
         return {"class": type_name(type(self))} | describe_members(
             {n: v for n, v in values.items() if n not in defaults or v != defaults[n]}
         )
