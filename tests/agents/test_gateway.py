@@ -279,3 +279,26 @@ def test_a_folder_whose_path_is_too_long_for_a_socket_is_not_used(tmp_path):
     used = started_in(long)
     assert os.path.isdir(used)
     assert not used.startswith(str(long))
+
+
+async def test_bodies_of_no_announced_length_count_for_their_agent_as_they_come(monkeypatch):
+    monkeypatch.setattr(gateway_module, "SHORT_BYTES", 10)
+    monkeypatch.setattr(gateway_module, "MAX_WAITING_BYTES", 5000)
+    bad, good = gateway().open(), gateway().open()
+    port = int(gateway().url.rpartition(":")[2])
+    begun = []
+    for _ in range(2):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST {bad.path}/v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        writer.write(head.encode() + b"Transfer-Encoding: chunked\r\n\r\nfa0\r\n" + b" " * 4000)
+        await writer.drain()
+        await asyncio.sleep(0.2)
+        begun.append((reader, writer))
+    line = await asyncio.wait_for(begun[1][0].readline(), 5)
+    assert b" 429 " in line
+    (status, _), _ = await asyncio.gather(post(good, "chat/completions", BODY), answer(good))
+    assert status == 200
+    for _, writer in begun:
+        writer.close()
+    for route in (bad, good):
+        route.close("over")

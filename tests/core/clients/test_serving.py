@@ -249,3 +249,65 @@ async def test_stop_ends_what_is_answered_and_may_be_called_again(server):
     with pytest.raises(aiohttp.ClientError):
         await waiting
     assert server.shutdown_s < serving.STOP_S
+
+
+async def begin(server, head, body):
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"POST /bytes HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n\r\n" + body)
+    await writer.drain()
+    return reader, writer
+
+
+CHUNKED = b"Transfer-Encoding: chunked"
+HEADS = {"chunked": CHUNKED, "announced": b"Content-Length: 1500"}
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+async def test_a_body_counts_as_it_comes_so_one_that_does_not_end_takes_no_room(monkeypatch, head):
+    monkeypatch.setattr(serving, "SHORT_BYTES", 10)
+    echo = Echo()
+    echo.max_held_bytes, echo.max_body_bytes = 1500, 5000
+    echo.start()
+    try:
+        begun = [await begin(echo, head, b"5\r\nabcde\r\n") for _ in range(3)]
+        await asyncio.sleep(0.1)
+        status, _ = await asyncio.wait_for(post(echo, "/bytes", b"x" * 1400), 5)
+        assert status == 200
+        for _, writer in begun:
+            writer.close()
+    finally:
+        echo.stop()
+
+
+async def test_bodies_that_all_wait_for_the_rest_of_their_room_end_one_after_another(monkeypatch):
+    monkeypatch.setattr(serving, "SHORT_BYTES", 10)
+    echo = Echo()
+    echo.max_held_bytes, echo.max_body_bytes = 1500, 5000
+    echo.start()
+    try:
+        part = b"2bc\r\n" + b"x" * 700 + b"\r\n"
+        begun = [await begin(echo, CHUNKED, part) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        for _, writer in begun:
+            writer.write(part)
+        await asyncio.sleep(0.1)
+        for _, writer in begun:
+            writer.write(b"0\r\n\r\n")
+        for reader, writer in begun:
+            assert b" 200 " in await asyncio.wait_for(reader.readline(), 5)
+            writer.close()
+    finally:
+        echo.stop()
+
+
+async def test_a_body_that_stands_still_is_refused_before_its_time_is_over():
+    echo = Echo()
+    echo.max_stall_s = 0.3
+    echo.start()
+    try:
+        reader, writer = await begin(echo, CHUNKED, b"3\r\nabc\r\n")
+        assert b" 503 " in await asyncio.wait_for(reader.readline(), 5)
+        assert b"because none of it came for 0.3 s" in await reader.read(1000)
+        writer.close()
+    finally:
+        echo.stop()

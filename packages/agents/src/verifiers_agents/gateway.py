@@ -29,7 +29,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -178,24 +178,37 @@ class Route:
         return call
 
     @contextlib.contextmanager
-    def room(self, content_length: int | None) -> Iterator[None]:
-        """A request is being answered. *Raises* ModelRefused beside too many others."""
+    def room(self, content_length: int | None) -> Iterator[Callable[[int], None]]:
+        """A request is being answered; the function is told how many bytes of it have come. Both
+        *raise* ModelRefused beside too many others."""
         num_bytes = SHORT_BYTES if content_length is None else content_length
-        if self._waiting_bytes and (
-            self._num_waiting >= MAX_WAITING or self._waiting_bytes + num_bytes > MAX_WAITING_BYTES
-        ):
-            sentence = self.refuse(
-                f"the agent has {self._num_waiting} requests of {self._waiting_bytes:,} bytes that"
-                f" wait for an answer; at most {MAX_WAITING} may, of {size_text(MAX_WAITING_BYTES)}"
-            )
-            raise ModelRefused(sentence, status=429)
+        if self._num_waiting >= MAX_WAITING:
+            raise self._too_many()
+        num_counted = 0
+
+        def grow(num_bytes: int) -> None:
+            nonlocal num_counted
+            num_more = max(0, num_bytes - num_counted)
+            has_more = self._waiting_bytes > num_counted
+            if has_more and num_more and self._waiting_bytes + num_more > MAX_WAITING_BYTES:
+                raise self._too_many()
+            self._waiting_bytes += num_more
+            num_counted += num_more
+
+        grow(num_bytes)
         self._num_waiting += 1
-        self._waiting_bytes += num_bytes
         try:
-            yield
+            yield grow
         finally:
             self._num_waiting -= 1
-            self._waiting_bytes -= num_bytes
+            self._waiting_bytes -= num_counted
+
+    def _too_many(self) -> ModelRefused:
+        sentence = self.refuse(
+            f"the agent has {self._num_waiting} requests of {self._waiting_bytes:,} bytes that"
+            f" wait for an answer; at most {MAX_WAITING} may, of {size_text(MAX_WAITING_BYTES)}"
+        )
+        return ModelRefused(sentence, status=429)
 
     def refuse(self, sentence: str) -> str:
         sentence = sentence[:MAX_REFUSAL_CHARS]  # it may quote the agent
@@ -292,13 +305,15 @@ class Gateway(ModelServer):
             return listing if path == "models" else dict(listing["data"][0])
         if request.method == "HEAD":
             return web.Response()
-        with route.room(request.content_length):
-            return await self._answer(request, route, path)
+        with route.room(request.content_length) as grow:
+            return await self._answer(request, route, path, grow)
 
-    async def _answer(self, request: web.BaseRequest, route: Route, path: str) -> Answer:
+    async def _answer(
+        self, request: web.BaseRequest, route: Route, path: str, grow: Callable[[int], None]
+    ) -> Answer:
         try:
             dialect = _offered(request.method, path, route)
-            body = read_object(await self.body(request))
+            body = read_object(await self.body(request, grow))
             if path.endswith("/count_tokens"):
                 return {"input_tokens": _estimate(body)}
             parsed = dialect.parse_request(body)

@@ -47,12 +47,15 @@ class ModelServer(ABC):
     max_body_bytes = 64 * 2**20
     """Of the decoded body of a request; a longer body is refused."""
     max_held_bytes = 128 * 2**20
-    """Of the long bodies of all requests that are being answered; further bodies are read later."""
+    """Of what has come of the long bodies of all requests that are being answered; the rest of them is
+    read later."""
     max_idle = open_file_limit() // 2
     """Connections of a socket without a request in flight; beyond them the oldest is closed, so that
     files are left."""
     max_idle_s = 120.0
     """How long a connection may stay without a request, and how long a body may take."""
+    max_stall_s = 20.0
+    """How long a body may stand still, while others may wait for its room."""
     host = "127.0.0.1"
     """Where the server listens."""
     shutdown_s = 0.5
@@ -102,6 +105,7 @@ class ModelServer(ABC):
     async def _serve(self, started: Future[None]) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         self._held: dict[web.RequestHandler, int] = {}
+        self._growing: dict[web.RequestHandler, None] = {}
         self._held_bytes, self._room = 0, asyncio.Condition()
         make = partial(web.BaseRequest, loop=self._loop, client_max_size=self.max_body_bytes)
         self.http = web.Server(
@@ -145,41 +149,78 @@ class ModelServer(ABC):
         body = answer if isinstance(answer, bytes) else encode(answer)
         return web.Response(body=body, content_type="application/json")
 
-    async def body(self, request: web.BaseRequest) -> bytes:
-        """The body of a request, which counts until it is answered. *Raises* ModelRefused when there
-        is no room, or the rest of it does not come; web.HTTPRequestEntityTooLarge."""
-        num_bytes = self.size_of(request)
+    async def body(
+        self, request: web.BaseRequest, grow: Callable[[int], None] = lambda num_bytes: None
+    ) -> bytes:
+        """The body of a request, whose bytes count as they come, until it is answered.
+
+        ``grow`` is told how many have come. *Raises* ModelRefused when there is no room, or the rest
+        of it does not come; web.HTTPRequestEntityTooLarge; what ``grow`` raises.
+        """
+        body, why = bytearray(), f"within {self.max_idle_s:g} s"
         try:
             async with asyncio.timeout(self.max_idle_s):
-                if num_bytes > SHORT_BYTES:
-                    async with self._room:
-                        await self._room.wait_for(
-                            lambda: self._held_bytes + num_bytes <= self.max_held_bytes
-                        )
-                        self._held_bytes += num_bytes
-                        self._held[request.protocol] = num_bytes
-                return await request.read()
+                while chunk := await self._next_chunk(request):
+                    body += chunk
+                    if len(body) > self.max_body_bytes:
+                        raise web.HTTPRequestEntityTooLarge(self.max_body_bytes, len(body))
+                    grow(len(body))
+                    if len(body) > SHORT_BYTES:
+                        await self._hold(request.protocol, len(body))
+                return bytes(body)
+        except _Stalled:
+            why = f"because none of it came for {self.max_stall_s:g} s"
         except TimeoutError:
-            raise ModelRefused(
-                f"the body was not read within {self.max_idle_s:g} s: send it faster, or when fewer"
-                " long requests are being answered",
-                status=503,
-            ) from None
+            pass
         except web.RequestPayloadError as error:
             raise ModelRefused(_undecodable(request, error), status=400) from error
+        raise ModelRefused(
+            f"the body was not read {why}: send it faster, or when fewer long requests are being"
+            " answered",
+            status=503,
+        )
 
-    def size_of(self, request: web.BaseRequest) -> int:
-        """The most bytes that the body of a request may have."""
-        length = request.content_length if request.body_exists else 0
-        if length is None or "Content-Encoding" in request.headers:
-            return self.max_body_bytes
-        return min(length, self.max_body_bytes)
+    async def _next_chunk(self, request: web.BaseRequest) -> bytes:
+        """*Raises* _Stalled."""
+        stall = asyncio.timeout(self.max_stall_s)
+        try:
+            async with stall:
+                return await request.content.readany()
+        except TimeoutError:
+            if stall.expired():
+                raise _Stalled from None
+            raise
+
+    async def _hold(self, connection: web.RequestHandler, num_bytes: int) -> None:
+        """Wait until there is room for what has come of a body."""
+        num_more = num_bytes - self._held.get(connection, 0)
+        if self._growing or self._held_bytes + num_more > self.max_held_bytes:
+            self._growing[connection] = None
+            try:
+                async with self._room:
+                    self._room.notify_all()  # the last that could end without more room may wait now
+                    await self._room.wait_for(lambda: self._may_grow(connection, num_more))
+            finally:
+                self._growing.pop(connection, None)
+        self._held_bytes += num_more
+        self._held[connection] = num_bytes
+
+    def _may_grow(self, connection: web.RequestHandler, num_more: int) -> bool:
+        """Where every long body waits for the rest of its room, the first that waits has it, or none
+        would end."""
+        if self._held_bytes + num_more <= self.max_held_bytes:
+            return True
+        return self._held.keys() <= self._growing.keys() and next(iter(self._growing)) is connection
 
     async def _release(self, request: web.BaseRequest) -> None:
         if held_bytes := self._held.pop(request.protocol, 0):
             async with self._room:
                 self._held_bytes -= held_bytes
                 self._room.notify_all()
+
+
+class _Stalled(Exception):
+    """Nothing of a body came for too long."""
 
 
 class IdleConnections:
