@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import verifiers as vf
-from verifiers.runs.workers import channels, pool
+from verifiers.runs.workers import channels
 from verifiers.runs.workers.channels import ProcessChannel
 from verifiers.testing import ScriptedClient
 
@@ -234,8 +234,8 @@ def test_no_worker_outlives_its_run(game, monkeypatch, tmp_path, wait_until_play
     pids = []
     opened = ProcessChannel.open.__func__
 
-    async def remembered(cls):
-        channel = await opened(cls)
+    async def remembered(cls, *limits):
+        channel = await opened(cls, *limits)
         pids.append(channel.process.pid)
         return channel
 
@@ -281,15 +281,34 @@ def test_workers_end_with_a_caller_that_is_killed(game, tmp_path):
     assert all(gone(pid) for pid in pids)
 
 
-@pytest.mark.parametrize(("how", "says"), [("stop", "gave no sign of life for 2 s"), ("hold", "")])
-def test_a_rollout_that_halts_its_workers_fails_alone(game, tmp_path, monkeypatch, how, says):
+@pytest.mark.parametrize("how", ["stop", "hold"])
+def test_a_rollout_that_halts_its_workers_fails_alone(game, tmp_path, monkeypatch, how):
     monkeypatch.setattr(channels, "SILENT_S", 2.0)
-    monkeypatch.setattr(pool, "MAX_DEATHS", 1)
+    says = "gave no sign of life for 2 s"
     outputs = game(answers=how).evaluate(ScriptedClient(echo), "m", num_workers=2)["outputs"]
     assert outputs[0]["error"]["error"] == "WorkerLost"
     assert says in outputs[0]["error"]["message"]
     assert [row["error"] for row in outputs[1:]] == [None] * 5
     assert len((tmp_path / "played-0").read_text().split()) == 2
+
+
+@pytest.mark.parametrize("how", ["stop", "hold"])
+def test_a_rollout_that_halts_a_worker_in_which_it_is_alone_costs_that_once(
+    game, tmp_path, monkeypatch, how
+):
+    monkeypatch.setattr(channels, "SILENT_S", 2.0)
+    (row,) = game(num=1, answers=how).evaluate(ScriptedClient(echo), "m", num_workers=1)["outputs"]
+    assert row["error"]["error"] == "WorkerLost"
+    assert len((tmp_path / "played-0").read_text().split()) == 1
+
+
+@pytest.mark.parametrize(
+    ("rollout_limit_s", "silent_s"), [(None, 60.0), (3600.0, 60.0), (30.0, 30.0), (1.0, 15.0)]
+)
+async def test_a_worker_is_given_up_after_the_time_of_a_rollout(rollout_limit_s, silent_s):
+    channel = await ProcessChannel.open(rollout_limit_s)
+    await channel.close()
+    assert channel.silent_s == silent_s
 
 
 def test_negative_control_a_rollout_that_blocks_its_loop_for_longer_is_not_lost(

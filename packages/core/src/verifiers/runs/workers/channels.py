@@ -4,8 +4,8 @@ this machine.
 A worker process is a fresh interpreter (not forked, so it inherits no lock, thread or event loop).
 It uses a separate socket, so output that an environment prints never mixes with messages. When
 either end dies the other reads the end of the stream. A second socket carries the worker's pulse: a
-worker that is stopped, or whose interpreter is held, is killed, and so is a worker that does not
-end with its run. A rollout that blocks the worker's event loop stops no pulse.
+worker that is stopped, or whose interpreter is held, is killed. A process beside the worker kills it
+when it does not end with its run. A rollout that blocks the worker's event loop stops no pulse.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from verifiers.runs.workers.messages import Message
 GRACE_S = 5.0
 """Seconds a worker may take to exit before it is killed."""
 SILENT_S = 60.0
-"""Seconds without a pulse after which a worker is killed."""
+"""Seconds without a pulse after which a worker is killed; fewer where a rollout may take fewer."""
+MIN_SILENT_S = 15.0
 CHECKS = 4
 """Silent parts of ``SILENT_S`` in a row: a part may pass because the caller's own loop was busy."""
 _LENGTH = struct.Struct("<Q")
@@ -92,11 +93,13 @@ class ProcessChannel(StreamChannel):
 
     process: asyncio.subprocess.Process
     _clock: asyncio.Task[None]
-    _was_silent: bool
+    silent_s: float
+    was_silent: bool
 
     @classmethod
-    async def open(cls) -> ProcessChannel:
-        """Start a worker process."""
+    async def open(cls, rollout_limit_s: float | None = None) -> ProcessChannel:
+        """Start a worker process for rollouts that take ``rollout_limit_s`` at most."""
+        silent_s = min(SILENT_S, max(MIN_SILENT_S, rollout_limit_s or SILENT_S))
         ours, theirs = socket.socketpair()
         heard, pulse = socket.socketpair()
         with theirs, pulse:
@@ -107,16 +110,16 @@ class ProcessChannel(StreamChannel):
                     "verifiers.runs.workers",
                     str(theirs.fileno()),
                     str(pulse.fileno()),
-                    str(SILENT_S),
+                    str(silent_s),
                 ),
                 pass_fds=[theirs.fileno(), pulse.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,  # its end is that of this process
                 stdout=sys.stderr.fileno() if _has_file(sys.stderr) else asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # so that only the caller receives a Ctrl-C
             )
         channel = cls(*await asyncio.open_connection(sock=ours))
-        channel.process, channel._was_silent = process, False
-        channel._clock = asyncio.create_task(channel._watch(heard, SILENT_S / CHECKS))
+        channel.process, channel.silent_s, channel.was_silent = process, silent_s, False
+        channel._clock = asyncio.create_task(channel._watch(heard, silent_s / CHECKS))
         return channel
 
     async def _watch(self, heard: socket.socket, check_s: float) -> None:
@@ -132,7 +135,7 @@ class ProcessChannel(StreamChannel):
                 except TimeoutError:
                     num_silent += 1
         if received:
-            self._was_silent = True
+            self.was_silent = True
             self.kill()
 
     def kill(self) -> None:
@@ -149,9 +152,9 @@ class ProcessChannel(StreamChannel):
                 cause = f"was killed by signal {-code}"
             else:
                 cause = f"ended with exit code {code}"
-            if self._was_silent:
+            if self.was_silent:
                 cause = (
-                    f"gave no sign of life for {SILENT_S:g} s (stopped, or its interpreter is held)"
+                    f"gave no sign of life for {self.silent_s:g} s (stopped, or its interpreter is held)"
                     " and was killed"
                 )
             raise WorkerLost(f"the worker process {self.process.pid} {cause}") from error

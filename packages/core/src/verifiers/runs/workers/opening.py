@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from verifiers.clients.protocol import shows_tools
@@ -61,7 +62,7 @@ async def open_workers(
         shows_tools=await shows_tools(context.client),
         import_paths=paths_without_namespaces(),
     )
-    open_channel: OpenChannel = ProcessChannel.open
+    open_channel: OpenChannel = partial(ProcessChannel.open, context.rollout_timeout_s)
     if options.worker_backend == "ray":
         from verifiers.runs.workers.ray import RayChannel
 

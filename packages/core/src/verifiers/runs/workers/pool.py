@@ -2,9 +2,10 @@
 least busy.
 
 Guarantees: the rollouts of a worker that dies are run again by others; a rollout that has lost
-``MAX_DEATHS`` workers is run once more alone in a worker, so that a rollout which crashes its
-worker fails without affecting others; every model call is made here, with the client and the limits
-of the run; closing the pool ends all workers.
+``MAX_DEATHS`` workers, or one that fell silent, is run once more alone in a worker, so that a
+rollout which crashes or stops its worker fails without affecting others, at once if it was alone;
+every model call is made here, with the client and the limits of the run; closing the pool ends all
+workers.
 
 ``WorkerPool.generate`` has the signature of ``runner.generate_and_score`` and replaces it. The
 caller does the group scoring of the states that workers return.
@@ -104,8 +105,15 @@ class WorkerPool:
         """Run and score a job in a worker; its failure is recorded on the state."""
         for _ in range(MAX_DEATHS):
             worker = await self._least_busy()
-            with contextlib.suppress(WorkerLost):
+            try:
                 return _attached(await worker.generate(job, context.seed), job, context)
+            except WorkerLost as error:
+                if worker.num_stopped == 1:
+                    return await _failed(env, job, context, error)
+                if (
+                    worker.num_stopped
+                ):  # the limit of silence has passed, and shall not a third time
+                    break
         async with self._one_at_a_time:
             try:
                 return _attached(
@@ -202,6 +210,8 @@ class _Remote:
         self.channel, self.pid, self.context, self._on_death = channel, pid, context, on_death
         self._numbers = itertools.count(1)
         self._running: dict[int, asyncio.Future[State]] = {}
+        self.num_stopped = 0
+        """Rollouts that it was running when it fell silent."""
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._listening = asyncio.create_task(self._listen())
 
@@ -255,6 +265,8 @@ class _Remote:
         finally:
             for task in self._calls.values():
                 task.cancel()
+            if getattr(self.channel, "was_silent", False):
+                self.num_stopped = len(self._running)
             self._on_death(self, why)
             for future in list(self._running.values()):
                 settle(future, error=WorkerLost(why))
