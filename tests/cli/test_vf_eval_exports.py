@@ -55,7 +55,8 @@ def rewards_in(run: Path, name: str) -> list[float]:
 
 def test_killed_while_it_exports_the_same_command_exports_and_asks_nothing(folder, server):
     words = ("toy", "-b", server.url, *PLAN, "--export", ",".join(FILES))
-    killed = end(start(folder, *words, VF_FAILPOINT="replacing.before_rename:2"))
+    # each export is renamed twice: by its writer, and by the command
+    killed = end(start(folder, *words, VF_FAILPOINT="replacing.before_rename:3"))
     assert killed.code == -signal.SIGKILL, killed.err
     run, asked = only_run(folder), server.count
     assert (status_of(run), len(left_over(run))) == ("running", 1)
