@@ -135,11 +135,6 @@ class ModelServer(ABC):
                 if not _is_unix(request.transport):  # no browser reaches a Unix socket
                     check_origin(request, self.host)
                 answer = await self.respond(request)
-            except web.HTTPRequestEntityTooLarge:
-                refused = ModelRefused(
-                    f"the body is longer than {size_text(self.max_body_bytes)}", status=413
-                )
-                return refusal(dialect_of(request.path), refused)
             except (ModelRefused, ConfigError) as error:
                 return refusal(dialect_of(request.path), error)
             finally:
@@ -154,8 +149,8 @@ class ModelServer(ABC):
     ) -> bytes:
         """The body of a request, whose bytes count as they come, until it is answered.
 
-        ``grow`` is told how many have come. *Raises* ModelRefused when there is no room, or the rest
-        of it does not come; web.HTTPRequestEntityTooLarge; what ``grow`` raises.
+        ``grow`` is told how many have come. *Raises* ModelRefused when it is too long, there is no
+        room, or the rest of it does not come; what ``grow`` raises.
         """
         body, why = bytearray(), f"within {self.max_idle_s:g} s"
         try:
@@ -163,7 +158,8 @@ class ModelServer(ABC):
                 while chunk := await self._next_chunk(request):
                     body += chunk
                     if len(body) > self.max_body_bytes:
-                        raise web.HTTPRequestEntityTooLarge(self.max_body_bytes, len(body))
+                        limit = size_text(self.max_body_bytes)
+                        raise ModelRefused(f"the body is longer than {limit}", status=413)
                     grow(len(body))
                     if len(body) > SHORT_BYTES:
                         await self._hold(request.protocol, len(body))
