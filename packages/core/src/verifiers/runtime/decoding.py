@@ -98,7 +98,7 @@ def decode_toml(text: str) -> dict[str, Any]:
             if word[1] != "None":
                 instead = f"writes {word[1].lower()}, not {word[1]}"
             raise ValueError(f"{error}: TOML {instead}") from None
-        if re.search(r'=\s*\[?\s*"[^"]*\\', line):
+        if '"' in line and "\\" in line.partition('"')[2]:
             raise ValueError(
                 f"{error}: in double quotes a backslash begins an escape; write a path of Windows"
                 " in single quotes, or with /"

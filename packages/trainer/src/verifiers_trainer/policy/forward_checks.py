@@ -76,6 +76,13 @@ def _at_least_fp32(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
+def _first_tensor(output: Any) -> Tensor:
+    """What a layer computed; some return a tuple."""
+    return (
+        output if isinstance(output, Tensor) else next(t for t in output if isinstance(t, Tensor))
+    )
+
+
 def layer_dtype(model: nn.Module) -> torch.dtype | None:
     """The dtype that the model's first linear layer computes in, measured; None for a model without
     such a layer."""
@@ -83,7 +90,9 @@ def layer_dtype(model: nn.Module) -> torch.dtype | None:
     layer = next((layer for layer in model.modules() if isinstance(layer, nn.Linear)), None)
     if layer is None:
         return None
-    hook = layer.register_forward_hook(lambda module, hidden, out: dtypes.append(out.dtype))
+    hook = layer.register_forward_hook(
+        lambda module, hidden, out: dtypes.append(_first_tensor(out).dtype)
+    )
     with quiet(model):
         model(input_ids=_random_tokens(model, 2))
     hook.remove()

@@ -8,6 +8,7 @@ template is returned unchanged, and refused where a conversation is first render
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,8 @@ def get_model(
             when they are installed.
         model_kwargs: Keywords of ``from_pretrained``, which override the defaults: float32 on a CPU
             and bfloat16 where there is an accelerator; FlashAttention 3 or 2 when it is importable
-            on CUDA, else ``sdpa``.
+            on CUDA and the class supports it, else what transformers takes for the class: ``sdpa``,
+            or ``eager`` where it has nothing else.
 
     Raises ConfigError when the model cannot be loaded; the cause is chained.
     """
@@ -60,16 +62,14 @@ def get_model(
     if builtin == builtin_models.TINY:
         model = builtin_models.build_tiny_model(seed=kwargs.pop("seed", 0))
         return model if kwargs["dtype"] == "auto" else model.to(kwargs["dtype"])
-    if "attn_implementation" not in kwargs:
-        kwargs["attn_implementation"] = _best_attention(kwargs["dtype"])
+    if "attn_implementation" not in kwargs and (flash := _flash_attention(kwargs["dtype"])):
+        kwargs["attn_implementation"] = flash
     if builtin == builtin_models.SMOLLM2:
         model, _ = builtin_models.load_smollm2(**kwargs)
     else:
         _require_folder(model_name)
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                model_name, **{**builtin_models.SAFE, **kwargs}
-            )
+            model = _loaded(AutoModelForCausalLM, model_name, kwargs, model_kwargs or {})
         except (OSError, ValueError) as error:
             message = f"cannot load the model {model_name!r}: {_first_line(error)}"
             raise ConfigError(message, model=model_name) from error
@@ -149,16 +149,33 @@ def _builtin_name(model_name: str) -> str | None:
     )
 
 
-def _best_attention(dtype: object) -> str:
+def _loaded(
+    cls: Any, model_name: str, kwargs: dict[str, Any], of_user: Mapping[str, Any]
+) -> PreTrainedModel:
+    """The model; a class that refuses FlashAttention, which the user did not ask for, gets
+    transformers' choice."""
+    options = {**builtin_models.SAFE, **kwargs}
+    try:
+        return cls.from_pretrained(model_name, **options)
+    except (ValueError, ImportError) as error:
+        is_refusal = "attention" in str(error).lower() and "attn_implementation" in options
+        if not is_refusal or "attn_implementation" in of_user:
+            raise
+        del options["attn_implementation"]
+        return cls.from_pretrained(model_name, **options)
+
+
+def _flash_attention(dtype: object) -> str | None:
+    """The newest FlashAttention that is importable, on CUDA in half precision."""
     import torch
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
     half_precision = (torch.bfloat16, torch.float16, "bfloat16", "float16")
     if not torch.cuda.is_available() or dtype not in half_precision:
-        return "sdpa"
+        return None
     if is_flash_attn_3_available():
         return "flash_attention_3"
-    return "flash_attention_2" if is_flash_attn_2_available() else "sdpa"
+    return "flash_attention_2" if is_flash_attn_2_available() else None
 
 
 def _apply_liger(model: PreTrainedModel) -> None:

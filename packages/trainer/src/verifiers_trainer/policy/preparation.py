@@ -5,8 +5,10 @@ All settings are checked before the model is changed.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
+import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from transformers.configuration_utils import PreTrainedConfig
 
 from verifiers.checks.chat_template import check_increasing_context
 from verifiers.data.chat_template import rendered
@@ -327,14 +330,50 @@ def lora_config(config: RLConfig) -> Any:
     )
 
 
+_RANDOM = re.compile(r"(^|_)(dropout|drop|pdrop|layerdrop|jitter|drop_path)(_|$)")
+"""Names of numbers by which modelling code of transformers draws in training mode: those of its
+configurations and of its modules' attributes."""
+_switched_off: dict[int, tuple[Any, dict[str, float]]] = {}
+"""By identity (they have no hash): configurations with their numbers that ``disable_dropout`` set
+to 0, and that saved weights keep."""
+
+
+def _is_random(name: str, value: object) -> bool:
+    return isinstance(value, float) and value > 0 and bool(_RANDOM.search(name))
+
+
 def _disable_dropout(model: nn.Module) -> None:
+    """Set every probability of training mode to 0: of dropout modules, and the numbers in modules
+    and configurations that functions read (``attention_dropout``, ``resid_pdrop``, ``layerdrop``,
+    ``router_jitter_noise``, …)."""
+    configs: dict[int, Any] = {}
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
+        if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-    config: Any = getattr(model, "config", None)
-    for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
-        if getattr(config, name, None):
-            setattr(config, name, 0.0)
+        for name, value in list(vars(module).items()):
+            if _is_random(name, value):
+                setattr(module, name, 0.0)
+        if isinstance(config := getattr(module, "config", None), PreTrainedConfig):
+            configs[id(config)] = config
+    for identity, config in configs.items():
+        numbers = {name: value for name, value in vars(config).items() if _is_random(name, value)}
+        vars(config).update(dict.fromkeys(numbers, 0.0))
+        if numbers:
+            _switched_off.setdefault(identity, (config, {}))[1].update(numbers)
+
+
+@contextlib.contextmanager
+def _config_to_save(model: nn.Module) -> Iterator[None]:
+    """Within it the configurations are those that the model came with."""
+    identities = {id(getattr(module, "config", None)) for module in model.modules()}
+    switched_off = [_switched_off[identity] for identity in identities & _switched_off.keys()]
+    for config, numbers in switched_off:
+        vars(config).update(numbers)
+    try:
+        yield
+    finally:
+        for config, numbers in switched_off:
+            vars(config).update(dict.fromkeys(numbers, 0.0))
 
 
 def save_weights(
@@ -345,7 +384,8 @@ def save_weights(
     options: dict[str, Any] = {"state_dict": state_dict}
     if hasattr(model, "peft_config"):
         options["save_embedding_layers"] = _adapts_embeddings(model)
-    model.save_pretrained(folder, **options)
+    with _config_to_save(model):
+        model.save_pretrained(folder, **options)
 
 
 def _adapts_embeddings(model: Any) -> bool:
@@ -360,10 +400,11 @@ def save_merged(model: Any, folder: Path) -> None:
     A head tied to the embeddings is untied where the adapter covers either of them: both are
     written.
     """
-    if not hasattr(model, "peft_config"):
-        model.save_pretrained(folder)
-        return
-    copied = copy.deepcopy(model)
+    with _config_to_save(model):
+        if not hasattr(model, "peft_config"):
+            model.save_pretrained(folder)
+            return
+        copied = copy.deepcopy(model)  # its configurations are those that the model came with
     _untie_adapted(copied)
     copied.merge_and_unload().save_pretrained(folder)
 
