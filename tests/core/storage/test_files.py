@@ -18,6 +18,7 @@ from verifiers.storage.files import (
     atomic_write,
     remove_leftovers,
     replacing,
+    share_modes,
 )
 from verifiers.storage.journal import Journal
 
@@ -229,3 +230,15 @@ def test_threads_that_append_at_once_cut_no_line_of_each_other(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda n: append_lines(file, b"%d\n" % n, is_durable=False), range(200)))
     assert sorted(map(int, file.read_bytes().splitlines())) == list(range(200))
+
+
+def test_files_get_the_mode_of_a_new_file_and_links_stay(tmp_path, victim):
+    victim.chmod(0o600)
+    (tmp_path / "new").write_bytes(b"")
+    (tmp_path / "private").write_bytes(b"")
+    (tmp_path / "private").chmod(0o600)
+    (tmp_path / "link").symlink_to(victim)
+    share_modes(tmp_path.iterdir())
+    expected = (tmp_path / "new").stat().st_mode
+    assert (tmp_path / "private").stat().st_mode == expected != victim.stat().st_mode
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "private", "link", "elsewhere"}

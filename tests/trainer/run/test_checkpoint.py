@@ -54,6 +54,20 @@ def test_a_checkpoint_holds_safetensors_and_json_alone_and_verifies(trained):
     assert not list(trained.glob(".tmp-*"))
 
 
+def modes(folder):
+    return {path.stat().st_mode for path in folder.iterdir()}
+
+
+def test_weights_have_the_mode_of_the_other_files(trained, tmp_path):
+    assert modes(trained / "checkpoint-4") == {(trained / "metrics.jsonl").stat().st_mode}
+    (tmp_path / "private").write_bytes(b"")
+    (tmp_path / "private").chmod(0o600)
+    small_trainer(tmp_path / "run").save_model(str(tmp_path))
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600  # not of the model
+    (tmp_path / "private").unlink()
+    assert len({path.stat().st_mode for path in tmp_path.iterdir() if path.is_file()}) == 1
+
+
 # --- damage ---------------------------------------------------------------------------------------
 
 

@@ -18,9 +18,11 @@ import json
 import os
 import shutil
 import socket
+import stat
 import tempfile
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,24 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         sync_folder(path.parent)
     finally:
         shutil.rmtree(private, ignore_errors=True)
+
+
+def share_modes(paths: Iterable[Path]) -> None:
+    """Give the files among ``paths``, of one file system, the mode of a new file; safetensors
+    leaves its files to their owner alone. Links and folders stay as they are. *Raises* OSError."""
+    files = [path for path in paths if path.is_file() and not path.is_symlink()]
+    if not files:
+        return
+    # a new file, as the umask cannot be read without setting it for all threads
+    probe = files[0].with_name(f".mode.{os.getpid()}.{threading.get_ident()}.tmp")
+    fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+    finally:
+        os.close(fd)
+        probe.unlink()
+    for path in files:
+        path.chmod(mode)
 
 
 def append_lines(path: str | os.PathLike[str], lines: bytes, *, is_durable: bool = True) -> None:

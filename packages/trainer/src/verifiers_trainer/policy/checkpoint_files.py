@@ -44,7 +44,7 @@ from verifiers.errors import CheckpointError
 from verifiers.runtime.bounded import open_file
 from verifiers.runtime.decoding import decode_json, read_json
 from verifiers.runtime.failpoints import failpoint
-from verifiers.storage.files import sync_folder
+from verifiers.storage.files import share_modes, sync_folder
 from verifiers_trainer.distributed import deepspeed, fsdp
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ def writing(folder: Path) -> Iterator[Path]:
         yield temporary
         failpoint("checkpoint.before_manifest")
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        share_modes(files)
         with ThreadPoolExecutor() as pool:  # hashing and fsync release the GIL
             described, synced = pool.map(_describe, files), pool.map(_sync, files)
             manifest = {

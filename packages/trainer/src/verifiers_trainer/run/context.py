@@ -23,6 +23,7 @@ from verifiers.data.sources import DatasetLike
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, DatasetError
+from verifiers.storage.files import share_modes
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.algorithm.losses import LOSSES
 from verifiers_trainer.algorithm.state import object_of
@@ -223,6 +224,7 @@ class TrainingRun:
         write = preparation.save_merged if merged else preparation.save_weights
         write(self.whole_model, folder)
         self.tokenizer.save_pretrained(folder)
+        share_modes(folder.glob("*.safetensors"))
 
 
 # --- arguments of the constructor -----------------------------------------------------------------

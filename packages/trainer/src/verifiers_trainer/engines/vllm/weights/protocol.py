@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from verifiers.errors import WeightSyncError
-from verifiers.storage.files import sync_folder
+from verifiers.storage.files import share_modes, sync_folder
 from verifiers_trainer.engines.vllm.control import Server
 
 VERSIONS_PER_RUN = 2**20
@@ -139,6 +139,7 @@ def new_folder(target: Path, stage: str) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         yield temporary
+        share_modes(temporary.rglob("*"))  # the server may be another user's
         shutil.rmtree(target, ignore_errors=True)
         os.replace(temporary, target)
         sync_folder(target.parent)
