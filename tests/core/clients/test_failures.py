@@ -49,7 +49,7 @@ def test_the_words_of_a_server_say_what_failed(row):
     body = row["body"].encode()
     caught = failure(int(row["status"]), body, ENDPOINT, "m")
     assert type(caught).__name__ == row["error"]
-    if row["error"] == "RateLimited":
+    if row["error"] in ("RateLimited", "ModelRefused"):
         assert (caught.limit == "quota") == (row["meaning"] == "quota")
     words = json.dumps(json.loads(body), ensure_ascii=False) if b"\\u" in body else row["body"]
     assert words in caught.facts["body"]
@@ -174,6 +174,45 @@ def test_an_error_that_every_request_meets_ends_the_run_though_many_are_in_fligh
     with pytest.raises(AuthenticationFailed, match="computer says no"):
         evaluate(script, max_concurrent=5)
     assert len(hits) <= 5
+
+
+NO_MONEY = Behaviour(402, body=error("Insufficient credits"))
+NO_QUOTA = Behaviour(429, body=error("You exceeded your current quota", code="insufficient_quota"))
+PROVIDER_UNPAID = Behaviour(body=error("Provider returned error", code=402))
+
+
+@pytest.mark.parametrize("fault", [NO_MONEY, NO_QUOTA, PROVIDER_UNPAID])
+@pytest.mark.parametrize("first", [0, 3])
+def test_an_account_without_money_ends_the_run_at_once(fault, first):
+    """Also after successes; a rate limit, the negative control, is asked again."""
+    hits = []
+
+    def script(hit):
+        hits.append(hit)
+        return fault if len(hits) > first else None
+
+    with pytest.raises(vf.BudgetExhausted) as caught:
+        evaluate(script, max_concurrent=1)
+    assert len(hits) == first + 1  # neither repeated nor followed by another
+    text = str(caught.value)
+    assert "the account of the variable OPENAI_API_KEY has no money" in text
+    assert json.loads(fault.body)["error"]["message"] in text
+    assert "add credit to the account" in text
+
+    def limited(hit):
+        hits.append(hit)
+        return Behaviour(429) if len(hits) % 2 else None
+
+    hits.clear()
+    assert not any(evaluate(limited, max_concurrent=1)["errors"])
+    assert len(hits) == 40
+
+
+def test_the_check_before_a_run_names_an_account_without_money():
+    with FakeServer("2", models=NO_MONEY) as server:
+        client = OpenAIChatCompletionsClient(base_url=server.url, retry=FAST)
+        with pytest.raises(vf.BudgetExhausted, match="Insufficient credits"):
+            asyncio.run(client.preflight("m"))
 
 
 def test_a_flood_of_refusals_after_a_success_still_ends_the_run():

@@ -91,7 +91,7 @@ async def test_a_pause_above_the_bound_fails_at_once_as_rate_limited():
 async def test_a_used_up_quota_is_not_waited_for():
     error = failure(429, b'{"error": {"code": "insufficient_quota"}}', ENDPOINT, "m")
     send = sender(error)
-    with pytest.raises(RateLimited, match="quota"):
+    with pytest.raises(ModelRefused, match="quota"):
         await call_with_retries(send, FAST, AdaptiveLimiter(4))
     assert send.calls == 1
 

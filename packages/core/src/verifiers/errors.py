@@ -243,7 +243,8 @@ class TooManyFaults(RunError):
 
 class BudgetExhausted(RunError):
     """The next request does not fit into what the run may spend (``max_cost_usd``,
-    ``max_total_tokens``)."""
+    ``max_total_tokens``), or the account of the endpoint has no money left (``url``,
+    ``status``)."""
 
 
 class AuthenticationFailed(RunError):

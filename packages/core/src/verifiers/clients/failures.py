@@ -3,7 +3,8 @@
 The promise: the words of a server are read before its status (``WORDS``, one row per server); every
 status and message maps to exactly one class; the text has the server's words, names the endpoint
 and the correction, and contains no key or header value (`Endpoint.redact`). An error that every
-request would meet ends a run only while nothing has succeeded (`Standing`).
+request would meet ends a run only while nothing has succeeded (`Standing`); an account
+without money ends it at any time.
 
 This module sends nothing and repeats nothing.
 """
@@ -22,6 +23,7 @@ from verifiers.clients.reply import excerpt
 from verifiers.clients.retry import parse_retry_after
 from verifiers.errors import (
     AuthenticationFailed,
+    BudgetExhausted,
     EndpointUnreachable,
     MalformedResponse,
     ModelNotFound,
@@ -257,8 +259,11 @@ def failure(
     retry_after_s = parse_retry_after(*retry_after)
     meaning = None if status in (401, 408) or 300 <= status < 400 else meaning_of(words)
     if status == 402 or meaning == "quota":
-        message = f"{url} reports that the quota of its account is used up{detail}"
-        return RateLimited(message, retry_after_s=retry_after_s, limit="quota", **facts)
+        message = (
+            f"{url} reports that the account of {endpoint.key_name} has no money or quota left"
+            f" (HTTP {status}){detail}"
+        )
+        return ModelRefused(message, limit="quota", **facts)
     if meaning == "above the rate":
         return ModelRefused(
             f"{url} limits the tokens per minute to fewer than this request needs, so it can never"
@@ -369,13 +374,26 @@ def _strings(content: object, first: Container[str] = ()) -> Iterator[str]:
         yield str(content)
 
 
+def of_account(refused: ModelRefused) -> BudgetExhausted | None:
+    """Return what ends the run when the account of an endpoint has no money; None for another
+    refusal."""
+    if refused.limit != "quota":
+        return None
+    return BudgetExhausted(
+        f"{refused}. Every further request would end so (ModelRefused); finished rollouts are saved:"
+        " add credit to the account, or raise its limit, and run the same command again",
+        **refused.facts,
+    )
+
+
 class Standing:
     """What the requests with one key at one endpoint say about its models. Belongs to one
     event loop.
 
     An error that every request would meet (key, model, URL) ends the run only while nothing has
     succeeded there with that model: it is held until a request in flight succeeds or all of them
-    have failed so. Afterwards it is the error of its request.
+    have failed so. Afterwards it is the error of its request. A refusal for want of money ends the
+    run at any time: no later request is served either.
     """
 
     def __init__(self) -> None:
@@ -384,13 +402,15 @@ class Standing:
         self._held: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
 
     async def call(self, model: str, attempt: Awaitable[Response]) -> Response:
-        """Await one request. Raises what it raises, and ``ModelRefused`` for an error that only
-        this request meets."""
+        """Await one request. Raises what it raises, ``ModelRefused`` for an error that only this
+        request meets, and ``BudgetExhausted`` for an account without money."""
         self._in_flight[model] += 1
         try:
             response = await attempt
             self._succeeded.add(model)
             return response
+        except ModelRefused as error:
+            raise of_account(error) or error from error.__cause__
         except (AuthenticationFailed, ModelNotFound, EndpointUnreachable) as error:
             await self._verdict(model)
             if model not in self._succeeded:

@@ -29,6 +29,7 @@ from verifiers.clients.failures import (
     Endpoint,
     Standing,
     failure,
+    of_account,
     refuses_argument,
     without_reply,
 )
@@ -252,7 +253,7 @@ class HttpClient(Identified, ABC):
         URL or key.
 
         Raises: ``EndpointUnreachable`` (nothing listens, not an API), ``AuthenticationFailed``,
-        ``MissingKeyError``.
+        ``BudgetExhausted`` (an account without money), ``MissingKeyError``.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -261,6 +262,8 @@ class HttpClient(Identified, ABC):
             raise EndpointUnreachable(
                 f"{self.base_url} did not answer within {timeout_s:g} s", url=self.base_url
             ) from None
+        except ModelRefused as error:
+            raise of_account(error) or error from error.__cause__
         except (ModelUnavailable, RateLimited) as error:
             if error.status is not None:
                 return f"{error}; requests will be repeated"

@@ -76,8 +76,8 @@ class Client(Protocol):
         """Return the completion of a request.
 
         Raises: ``ModelError`` and ``OverlongPromptError`` for this request alone;
-        ``AuthenticationFailed``, ``ModelNotFound`` and ``EndpointUnreachable`` when no other
-        request can succeed either.
+        ``AuthenticationFailed``, ``ModelNotFound``, ``EndpointUnreachable`` and
+        ``BudgetExhausted`` when no other request can succeed either.
         """
         ...
 

@@ -55,7 +55,7 @@ class RetryPolicy:
 
     def gives_up(self, error: ModelError, num_failures: int) -> bool:
         """Return whether to stop after this number of failures (1 or more)."""
-        if not error.retryable or error.limit == "quota":
+        if not error.retryable:
             return True
         if self.asks_too_much(error):
             return True
