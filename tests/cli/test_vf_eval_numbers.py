@@ -58,6 +58,18 @@ def test_the_cost_is_in_the_summary_the_json_and_the_metadata(vf_eval, eval_fold
     assert load_results(run["path"]).metadata["cost_usd"] == run["cost_usd"]
 
 
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_the_rates_of_an_entry_pace_its_requests(vf_eval, eval_folder, num_servers):
+    words = ["toy", "-e", "e.toml", "-m", "mine", "-n", "4", "-r", "2", "-A"]
+    with FakeServer(counted, models=["m"]) as first, FakeServer(counted, models=["m"]) as second:
+        urls = [first.url, second.url][:num_servers]
+        registry(eval_folder, *urls, prices="requests_per_minute = 600\n")
+        vf_eval(*words)
+        assert first.count == 8 // num_servers
+        assert first.times_s[-1] - first.times_s[0] >= 0.095 * (first.count - 1)
+        assert second.count == 8 - first.count
+
+
 def test_the_summary_is_computed_once(vf_eval, eval_folder, monkeypatch):
     computed, summary = [], vf.GenerateOutputs.summary
     monkeypatch.setattr(

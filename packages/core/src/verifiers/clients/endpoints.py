@@ -17,6 +17,7 @@ from typing import Any, SupportsIndex
 from verifiers import compat
 from verifiers.clients.protocol import (
     PRICE_FIELDS,
+    RATE_FIELDS,
     SHORT_CLIENT_TYPES,
     EndpointConfig,
     check_client_type,
@@ -28,7 +29,7 @@ from verifiers.runtime.suggest import closest
 from verifiers.runtime.syntax import parse_python
 
 _FIELDS = "endpoint_id model api_base_url api_key_var headers client_type".split()
-FIELD_OF = {name: name for name in (*_FIELDS, *PRICE_FIELDS)} | compat.ENDPOINT_KEYS
+FIELD_OF = {name: name for name in (*_FIELDS, *PRICE_FIELDS, *RATE_FIELDS)} | compat.ENDPOINT_KEYS
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MARKED_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w{0,99})|\{([A-Za-z_]\w{0,99})\})")
 _SECRET = re.compile(
@@ -164,6 +165,8 @@ def _fits(name: str, value: object) -> bool:
         return (
             isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
         )
+    if name in RATE_FIELDS:
+        return type(value) in (int, float) and 0 < value < math.inf  # type: ignore[operator]
     return isinstance(value, Mapping if name == "headers" else str) and bool(value)
 
 
@@ -184,6 +187,7 @@ def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
             special = {
                 "headers": "a table",
                 **dict.fromkeys(PRICE_FIELDS, "a number of US dollars, 0 or more"),
+                **dict.fromkeys(RATE_FIELDS, "a number above 0"),
             }
             expected = special.get(name, "a text that is not empty")
             raise ConfigError(

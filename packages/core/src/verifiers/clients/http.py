@@ -34,6 +34,7 @@ from verifiers.clients.failures import (
     without_reply,
 )
 from verifiers.clients.limiter import AdaptiveLimiter
+from verifiers.clients.pacing import Pace, pace_of
 from verifiers.clients.payload import (
     LIMIT_NAMES,
     limit_name,
@@ -190,9 +191,11 @@ class HttpClient(Identified, ABC):
 
         async def send() -> Response:
             nonlocal body, without
-            pool = self._pools.here()
+            pool, pace, num_tokens = self._pools.here(), self._pace(), 0
             try:
                 while True:
+                    if pace is not None:
+                        num_tokens = await pace.wait(request)
                     status, answer, retry_after = await self._exchange(
                         pool, "POST", url, body, headers
                     )
@@ -214,6 +217,8 @@ class HttpClient(Identified, ABC):
                     error.status, str(error).encode(), pool.endpoint, request.model
                 ) from None
             self._without[request.model] |= reasoning_name(response)
+            if pace is not None:
+                pace.settle(num_tokens, response)
             if cache is not None:
                 await cache.put(key, content, answer)
             return response
@@ -380,6 +385,11 @@ class HttpClient(Identified, ABC):
             headers=headers,
         )
         return Pool(session, AdaptiveLimiter(num_connections), self._endpoint(key))
+
+    def _pace(self) -> Pace | None:
+        config = self.config
+        key = config.api_key_var if self._api_key is None else self._api_key
+        return pace_of(self.base_url, key, config.requests_per_minute, config.tokens_per_minute)
 
     def _endpoint(self, key: str | None) -> Endpoint:
         has_key = self._api_key is not None

@@ -10,6 +10,7 @@ a call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Protocol, Self, TypeAlias, TypedDict, runtime_checkable
@@ -130,6 +131,11 @@ class EndpointConfig:
     """With the output price, enables the cost of a run."""
     usd_per_million_output_tokens: Annotated[float | None, Free("only what it costs")] = None
     """Price of sampled tokens."""
+    requests_per_minute: Annotated[float | None, Free("only how fast")] = None
+    """Requests that the endpoint serves in a minute; they start evenly, over all rollouts of the
+    process."""
+    tokens_per_minute: Annotated[float | None, Free("only how fast")] = None
+    """Tokens of requests and answers that the endpoint serves in a minute."""
     source: Annotated[str, Free("where it is written")] = field(
         default="", repr=False, compare=False
     )
@@ -226,6 +232,11 @@ class ClientConfig:
     """With the output price, enables the cost of a run."""
     usd_per_million_output_tokens: Annotated[float | None, Free("only what it costs")] = None
     """Price of sampled tokens."""
+    requests_per_minute: Annotated[float | None, Free("only how fast")] = None
+    """Requests that the endpoint serves in a minute; they start evenly, over all rollouts of the
+    process."""
+    tokens_per_minute: Annotated[float | None, Free("only how fast")] = None
+    """Tokens of requests and answers that the endpoint serves in a minute."""
     max_keepalive_connections: Annotated[int | None, Free("accepted for older callers")] = None
     """This field and those below are accepted without effect."""
     renderer: Annotated[str | None, Free("accepted for older callers")] = None
@@ -289,6 +300,12 @@ class ClientConfig:
                 raise ConfigError(
                     f"ClientConfig.{name} must be above 0, not {getattr(self, name)!r}", key=name
                 )
+        for name in RATE_FIELDS:
+            if (rate := getattr(self, name)) is not None and not 0 < rate < math.inf:
+                raise ConfigError(
+                    f"ClientConfig.{name} must be above 0, not {rate!r}; leave it out for no limit",
+                    key=name,
+                )
         if self.max_retries < 0:
             raise ConfigError(
                 f"ClientConfig.max_retries must be 0 or more, not {self.max_retries}",
@@ -326,6 +343,8 @@ class ClientOptions(TypedDict, total=False):
     endpoint_configs: Sequence[EndpointConfig | ClientConfig]
     usd_per_million_input_tokens: float | None
     usd_per_million_output_tokens: float | None
+    requests_per_minute: float | None
+    tokens_per_minute: float | None
     max_keepalive_connections: int | None
     renderer: str | None
     renderer_model_name: str | None
@@ -384,6 +403,7 @@ def check_client_type(client_type: str, is_chosen: bool = True) -> None:
 
 
 PRICE_FIELDS = ("usd_per_million_input_tokens", "usd_per_million_output_tokens")
+RATE_FIELDS = ("requests_per_minute", "tokens_per_minute")
 
 
 def prices_of(client: object) -> dict[str, float] | None:

@@ -24,6 +24,7 @@ from verifiers.clients.endpoints import loaded_endpoint
 from verifiers.clients.protocol import (
     OPENAI_BASE_URL,
     PRICE_FIELDS,
+    RATE_FIELDS,
     Client,
     ClientConfig,
     ClientLike,
@@ -223,7 +224,7 @@ def endpoint_settings(
         api_base_url=endpoint.api_base_url,
         extra_headers={**shared.extra_headers, **endpoint.headers},
         endpoint_configs=(),
-        **{name: getattr(endpoint, name) for name in PRICE_FIELDS},
+        **{name: getattr(endpoint, name) for name in (*PRICE_FIELDS, *RATE_FIELDS)},
     )
     return config, endpoint.model
 

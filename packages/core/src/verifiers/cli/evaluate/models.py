@@ -24,7 +24,7 @@ from verifiers.clients import ClientConfig, EndpointGroup, as_client, load_endpo
 from verifiers.clients.http import HttpClient
 from verifiers.clients.list_prices import AS_OF, list_price
 from verifiers.clients.local import is_installed
-from verifiers.clients.protocol import PRICE_FIELDS, VENDOR, Vendor, vendor_of
+from verifiers.clients.protocol import PRICE_FIELDS, RATE_FIELDS, VENDOR, Vendor, vendor_of
 from verifiers.clients.resolve import DEFAULT_OPENAI_MODEL, client_of_model
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import close_match
@@ -180,7 +180,8 @@ def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
     }
     explicit = {name: value for name, value in options.items() if value is not None}
     if settings.api_base_url is not None:
-        explicit |= dict.fromkeys(PRICE_FIELDS)  # the entry's prices do not apply to another server
+        # the entry's prices and rates do not apply to another server
+        explicit |= dict.fromkeys((*PRICE_FIELDS, *RATE_FIELDS))
     if settings.price is not None:
         explicit |= zip(PRICE_FIELDS, settings.price, strict=True)
     variants = [
@@ -199,7 +200,7 @@ def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
         client_type=only.client_type,
         extra_headers=only.headers,
         extra_headers_from_state=settings.header_from_state,
-        **{name: getattr(only, name) for name in PRICE_FIELDS},
+        **{name: getattr(only, name) for name in (*PRICE_FIELDS, *RATE_FIELDS)},
     )
     return Choice(as_client(config), only.model)
 
