@@ -1,12 +1,15 @@
 """``vf-compare`` over runs that ``vf-eval`` saved."""
 
+import itertools
 import json
+import random
 
 import pytest
 
 from support.eval_command import last_word, odd_only, runner_of
+from support.small_envs import add_one, single_turn
 from verifiers.cli.compare import COMMAND
-from verifiers.testing import FakeServer
+from verifiers.testing import FakeServer, ScriptedClient
 
 
 @pytest.fixture
@@ -65,6 +68,66 @@ def test_json_of_a_refusal_has_the_reason(saved, vf_compare):
     said = json.loads(vf_compare(first, second, "--json").out)
     assert said["ok"] is False
     assert "env_args differ" in said["refused"][0]["because"][0]
+
+
+@pytest.fixture
+def save_night(tmp_path):
+    """A function that evaluates two models in two environments of 60 rows, a tenth of them wrong.
+    ``failing``: further wrong rows of one of the four runs. Gives the folder."""
+
+    def save(name, failing=0, env_ids=("sums", "words"), models=("m", "n")):
+        for env_id, model in itertools.product(env_ids, models):
+            wrong = set(random.Random(f"{env_id} {model}").sample(range(60), 6))
+            if (env_id, model) == ("words", "n"):
+                wrong |= set(sorted(set(range(60)) - wrong)[:failing])
+
+            def reply(request, wrong=wrong):
+                number = int(request.prompt[-1]["content"].split()[0])
+                return "?" if number in wrong else add_one(request)
+
+            folder = tmp_path / name / env_id / model
+            env = single_turn(60, env_id=env_id)
+            env.evaluate(ScriptedClient(reply), model, num_examples=-1, results_path=folder)
+        return str(tmp_path / name)
+
+    return save
+
+
+def test_two_folders_of_runs_are_compared_run_by_run(save_night, vf_compare):
+    first, copy, worse = save_night("a"), save_night("b"), save_night("c", failing=8)
+    ran = vf_compare(first, copy, "--fail-if-worse")
+    assert (ran.code, ran.out.count("of which none differs")) == (0, 4)
+    ran = vf_compare(first, worse, "--fail-if-worse", "--json")
+    assert ran.code == 1
+    verdicts = {d["run"]: d["verdict"] for d in ran.json["differences"]}
+    assert verdicts.pop(f"{worse}/words/n") == "worse"
+    assert list(verdicts.values()) == ["not distinguishable"] * 3
+    text = vf_compare(first, worse).out
+    assert text.startswith("4 pairs of runs; p is adjusted for all of them\n\nwords · n")
+    assert "reward: worse (p = 0.0078)\n  from 0.900 to 0.767: -0.133" in text
+    assert vf_compare(worse, first, "--fail-if-worse").code == 0
+
+
+def test_runs_of_a_folder_without_a_partner_are_named(save_night, vf_compare):
+    first, second = save_night("a", models=("m", "old")), save_night("b", models=("m", "new"))
+    ran = vf_compare(first, second, "--fail-if-worse")
+    assert ran.code == 0
+    assert f"without a partner in the second set:\n  sums · old · {first}/sums/old" in ran.out
+    assert f"without a partner in the first set:\n  sums · new · {second}/sums/new" in ran.out
+    assert vf_compare(first, second, "--json").json["without_partner"] == [
+        [f"{first}/sums/old", f"{first}/words/old"],
+        [f"{second}/sums/new", f"{second}/words/new"],
+    ]
+    third = save_night("c", models=("x",))
+    ran = vf_compare(first, third, "--fail-if-worse")
+    assert (ran.code, "no run has a partner in the other set" in ran.err) == (2, True)
+    assert "two of those are compared" in vf_compare(first, second, third).err
+
+
+def test_a_run_is_a_set_beside_a_folder_of_runs(save_night, vf_compare):
+    first, second = save_night("a"), save_night("b")
+    ran = vf_compare(f"{first}/words/m", second)
+    assert (ran.code, ran.out.startswith("1 pair of runs")) == (0, True)
 
 
 def test_a_judge_is_compared_with_labels(vf_eval, vf_compare, eval_folder):

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 ABOUT = """Compare evaluations example by example: each RUN with the first one of its environment.
 
-RUN is a run's folder or a results file. An example counts once, as the mean over its rollouts. The interval is 95%;
-p is adjusted for the number of comparisons (Holm).
+RUN is a run's folder or a results file. Two folders of runs, NIGHT1 and NIGHT2, are compared run by run: those of the
+same environment, arguments, model and sampling. An example counts once, as the mean over its rollouts. The interval
+is 95%; p is adjusted for the number of comparisons (Holm).
 
 \b
   vf-compare outputs/evals/reverse-text--a/1f00 outputs/evals/reverse-text--b/2c11
   vf-compare BASE NEW --metrics reward,exact_match
   vf-compare BASE NEW --fail-if-worse        exit code 1 when NEW is worse, for CI
+  vf-compare NIGHT1 NIGHT2 --fail-if-worse   each run of a folder with its partner in the other
   vf-compare RUN --labels info.human         how far a judge is to be trusted
 """
 
@@ -30,20 +32,28 @@ p is adjusted for the number of comparisons (Holm).
 def run(call: Call) -> None:
     """Compare the runs and print every difference. *Raises* ``ConfigError``."""
     from verifiers.results.comparison import compare_runs
+    from verifiers.results.sets import compare_sets
 
     options = call.options
     metrics = [name.strip() for name in options["metrics"].split(",") if name.strip()]
     if options["labels"] is not None:
         _compare_with_labels(call, metrics)
         return
-    runs = _load(call.words)
-    if metrics == ["all"]:
-        metrics = list(dict.fromkeys(name for evaluation in runs for name in evaluation.values))
     if not options["detect"] > 0:
         raise ConfigError(
             f"--detect is {options['detect']:g}; it must be a difference above 0", key="detect"
         )
-    comparison = compare_runs(runs, metrics, detect=options["detect"], anyway=options["anyway"])
+    sizes = {"detect": options["detect"], "anyway": options["anyway"]}
+    sets = _sets(call.words)
+    runs = _load(call.words if sets is None else [word for words in sets for word in words])
+    if metrics == ["all"]:
+        metrics = list(dict.fromkeys(name for evaluation in runs for name in evaluation.values))
+    if sets is None:
+        comparison = compare_runs(runs, metrics, **sizes)
+    else:
+        before, after = runs[: len(sets[0])], runs[len(sets[0]) :]
+        one_sided = options["fail_if_worse"]
+        comparison = compare_sets(before, after, metrics, one_sided=one_sided, **sizes)
     call.facts.update(comparison.to_dict())
     call.say(str(comparison))
     if not comparison.differences or (options["fail_if_worse"] and comparison.refused):
@@ -58,6 +68,25 @@ def run(call: Call) -> None:
         call.note(
             f"vf-compare: {len(worse)} of {len(comparison.differences)} comparisons are worse"
         )
+
+
+def _sets(words: list[str]) -> tuple[list[str], list[str]] | None:
+    """The runs of two sets; None unless a word is a folder of runs. *Raises* ``ConfigError`` for a
+    set beside other than one set or run."""
+    from verifiers.storage.directory import RESULTS_NAME, evaluations_below
+
+    sets = []
+    for word in words:
+        is_run = Path(word).is_file() or Path(word, RESULTS_NAME).is_file()
+        sets.append([word] if is_run else [str(path) for path in evaluations_below(word)] or [word])
+    if all(runs == [word] for runs, word in zip(sets, words, strict=True)):
+        return None
+    if len(words) != 2:
+        folder = next(word for runs, word in zip(sets, words, strict=True) if runs != [word])
+        raise ConfigError(
+            f"{folder} is a folder of runs, and two of those are compared: vf-compare NIGHT1 NIGHT2"
+        )
+    return sets[0], sets[1]
 
 
 def _load(words: list[str]) -> list[Measured]:
@@ -129,7 +158,7 @@ COMMAND = SmallCommand(
         option("--anyway", "Compare runs with other settings or rewards too; noted."),
         option("--fail-if-worse", "Exit with 1 when a run is worse than its baseline."),
     ],
-    keys=("runs", "differences", "refused", "settings", "agreement"),
+    keys=("runs", "differences", "refused", "settings", "without_partner", "agreement"),
     action=run,
 )
 main = COMMAND.main

@@ -41,6 +41,7 @@ MAX_FLIPPED = 16
 MAX_SETTING_CHARS = 60
 SAME = 1e-9
 UNDECIDED = "not distinguishable"
+ONE_SIDED = "one-sided"
 MEASURE = ("reward_functions", "reward_weights", "group_weights", "rubric", "parser")
 """Parts of a configuration that define what the reward measures."""
 TASK = ("env_args", "env_version", "system_prompt", "message_type", "code", "environment")
@@ -117,6 +118,8 @@ class Difference:
         counted = _examples(self.num_examples)
         if self.verdict != UNDECIDED:
             return f"{self.verdict} (p {_p_text(self.p_adjusted)})"
+        if self.test.endswith(ONE_SIDED) and self.difference > 0:
+            return f"not worse with {counted}"
         text = f"{UNDECIDED} with {counted}"
         if self.low > 0 or self.high < 0:
             text += f" (p {_p_text(self.p_adjusted)}; it decides where the interval says otherwise)"
@@ -161,8 +164,7 @@ class Incomparable:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of ``compare_runs``: differences to the first run of each environment, and pairs
-    that were refused."""
+    """The result of ``compare_runs``: the differences of the pairs, and pairs that were refused."""
 
     runs: tuple[Measured, ...]
     differences: tuple[Difference, ...]
@@ -232,13 +234,16 @@ def compare_runs(
     *,
     detect: float = DETECT,
     anyway: bool = False,
+    pairs: Sequence[tuple[Measured, Measured]] | None = None,
+    one_sided: bool = False,
 ) -> Comparison:
     """Compare every run with the first run of its environment, or with the first of all when each
     has its own.
 
     ``detect``: the size of a difference for which the verdict names the examples needed.
     ``anyway``: compare runs that measure differently or have other settings of the task too; the
-    reasons become notes.
+    reasons become notes. ``pairs``: (baseline, run) to compare instead. ``one_sided``: ask only
+    whether a run is lower than its baseline.
 
     *Raises* ConfigError for fewer than two runs, and for a metric that no run has.
     """
@@ -252,7 +257,7 @@ def compare_runs(
             )
     differences: list[Difference] = []
     refused: list[Incomparable] = []
-    for baseline, run in _pairs(runs):
+    for baseline, run in _pairs(runs) if pairs is None else pairs:
         because, notes = incomparable_because(baseline, run, metrics)
         for member in (baseline, run):
             reason, note = _ended_by_a_rule(member)
@@ -266,9 +271,28 @@ def compare_runs(
                 differences.append(
                     paired_difference(baseline, run, metric, detect=detect, notes=although)
                 )
-    adjusted = zip(differences, holm([d.p for d in differences]), strict=True)
+    if one_sided:
+        differences = [_lower_only(difference) for difference in differences]
+    least = [_least_p(difference, one_sided) for difference in differences]
+    adjusted = zip(differences, holm([d.p for d in differences], least), strict=True)
     differences = [dataclasses.replace(d, p_adjusted=p) for d, p in adjusted]
     return Comparison(tuple(runs), tuple(differences), tuple(refused))
+
+
+def _lower_only(difference: Difference) -> Difference:
+    """With the p-value against "not lower": each test is symmetric, so half of it or the rest."""
+    half = difference.p / 2
+    p = half if difference.difference < 0 else 1 - half
+    p = 1.0 if difference.p == 1 else p  # as when none differs
+    test = f"{difference.test}, {ONE_SIDED}"
+    return dataclasses.replace(difference, p=p, test=test)
+
+
+def _least_p(difference: Difference, one_sided: bool) -> float:
+    """The smallest p that the test can give with as many examples that differ; 0 if any can be."""
+    if "exact" not in difference.test:
+        return 0.0
+    return min(1.0, (1 if one_sided else 2) / 2.0 ** (difference.won + difference.lost))
 
 
 def _pairs(runs: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
@@ -459,20 +483,27 @@ def sign_flip_test(differences: np.ndarray) -> float:
     return float((abs(sums) >= observed * (1 - 1e-9) - SAME).mean())
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(p_values: Sequence[float], least: Sequence[float] | None = None) -> list[float]:
     """The p-values adjusted for being several: below alpha, all such are true with probability 1 -
     alpha. NaN stays.
 
-    *Source*: Holm 1979, "A simple sequentially rejective multiple test procedure".
+    ``least``: the smallest p that each test can give. A test that cannot give a p as small as
+    another's cannot be wrong in its place, and does not count for it: one of two equal runs, say.
+
+    *Source*: Holm 1979, "A simple sequentially rejective multiple test procedure"; for ``least``
+    Westfall and Wolfinger 1997, "Multiple tests with discrete distributions".
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
+    >>> holm([0.01, 1.0, 1.0], least=[0.0, 1.0, 1.0])
+    [0.01, 1.0, 1.0]
     """
     adjusted = list(p_values)
     order = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
     highest = 0.0
     for rank, (p, index) in enumerate(order):
-        highest = max(highest, min(1.0, p * (len(order) - rank)))
+        further = sum(least is None or least[i] <= p * (1 + SAME) for _, i in order[rank + 1 :])
+        highest = max(highest, min(1.0, p * (1 + further)))
         adjusted[index] = highest
     return adjusted
 

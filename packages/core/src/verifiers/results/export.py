@@ -43,8 +43,8 @@ JSON_TEXT = {b"verifiers": b"json"}
 """Mark of a column of a Parquet file that is JSON text."""
 STRUCTURED = frozenset("info metrics error timing token_usage tool_defs".split())
 """Columns of lists and objects, whose texts are JSON in files without marks too."""
-TEXTS_ALONE = frozenset(("trajectory",))
-"""Columns that are JSON text always: a turn has parts of many shapes."""
+TEXTS_ALONE = frozenset(("trajectory", "env_args"))
+"""Columns that are JSON text always: a turn has parts of many shapes, and a text can be grouped."""
 FILLED = "prompt completion timing token_usage tool_defs trajectory".split()
 """Columns in which an absent field and null mean the same."""
 REMAINDER = "_verifiers"

@@ -1,5 +1,5 @@
 """Load saved results: a run directory or a results file, of this version or of 0.1, complete or
-not; or trajectories of any author (``atif``).
+not; a folder of several runs; or trajectories of any author (``atif``).
 
 A rollout that was run again counts once, by its newest line. Rollouts are returned in the order of
 their examples. Loading never writes. Of a large file the numbers are loaded, and the texts when
@@ -21,6 +21,8 @@ from verifiers.results.index_file import open_index
 from verifiers.results.labels import LABEL, completion_hash, read_labels
 from verifiers.results.outputs import GenerateOutputs
 from verifiers.results.rows import (
+    RUN_COLUMNS,
+    RUN_FACTS,
     RolloutOutput,
     check_num_metrics,
     fill_advantages,
@@ -33,11 +35,20 @@ from verifiers.rollouts.values import number
 from verifiers.runtime.bounded import MAX_ROW_BYTES, open_file
 from verifiers.runtime.gc import fewer_collections
 from verifiers.runtime.json import decode_row
-from verifiers.storage.directory import RESULTS_NAME, read_config, read_metadata
+from verifiers.storage.directory import (
+    RESULTS_NAME,
+    evaluations_below,
+    read_config,
+    read_metadata,
+)
 from verifiers.storage.journal import journal_lines, read_journal
 
 LARGE_BYTES = 32 * 1024**2
 """Size of a file from which on its texts stay on disk: some 20,000 short rollouts."""
+COMMON_FACTS = (
+    "env_id env_args env_version model base_url sampling_args seed success_metric pass_threshold"
+).split()
+"""Facts of several runs that are those of their results where the runs agree."""
 PLAN_SIZES = ("num_examples", "rollouts_per_example")
 
 
@@ -45,14 +56,20 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     """The results in a run directory or a results file; while a run writes, those that are durable.
 
     Args:
-        path: A run directory, or a results file (``.jsonl``, ``.parquet``); or a file of an ATIF
-            trajectory, or a folder of them, whose unknown rewards are NaN.
+        path: A run directory, or a results file (``.jsonl``, ``.parquet``); or a folder of runs,
+            however deep; or a file of an ATIF trajectory, or a folder of them, whose unknown
+            rewards are NaN.
         state_columns: Names of the extra columns to load; None = all.
 
     A file of ``LARGE_BYTES`` or more is indexed: ``results.reward``, ``results.summary()`` and the
     other numbers take 60 to 100 bytes of memory per rollout, ``results["completions"]`` reads that
     column, ``results.rollouts()`` yields one rollout at a time, and ``results.outputs`` reads and
     keeps all of them. The file must stay until then.
+
+    The rollouts of a folder of runs have the columns ``run_path`` (relative to the folder),
+    ``env_id``, ``env_args`` and ``model`` of their run, in place of a state column of that name.
+    The metadata has the settings in which the runs agree, and the status ``complete`` if each has
+    it. An example has its siblings within a run. The rollouts are in memory.
 
     Rollouts outside the plan of the last run (of edited or removed examples) are left out. *Raises*
     ConfigError when there are no results, JournalError with file and line for a damaged file.
@@ -67,12 +84,14 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     """
     source = Path(path)
     file = source / RESULTS_NAME if source.is_dir() else source
+    if not file.is_file() and (folders := evaluations_below(source)):
+        return _of_runs(source, folders, state_columns)
     is_run = file.is_file() and file.suffix != ".json"
     trajectories = [] if is_run else load_trajectories(source)
     if not file.is_file() and not trajectories:
         raise ConfigError(
-            f"{file} does not exist; give a run directory (with {RESULTS_NAME}), a results file or"
-            " ATIF trajectories"
+            f"{file} does not exist; give a run directory (with {RESULTS_NAME}), a folder of them,"
+            " a results file or ATIF trajectories"
         )
     if file.suffix == ".csv":
         raise ConfigError(
@@ -110,6 +129,40 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     if fills_advantages:
         fill_advantages(outputs)
     return GenerateOutputs(outputs, GenerateMetadata.of(outputs, **facts))
+
+
+def _of_runs(
+    source: Path, folders: Sequence[Path], state_columns: Sequence[str] | None
+) -> GenerateOutputs:
+    """The rollouts of several runs, run after run. *Raises* as ``load_results``."""
+    outputs: list[RolloutOutput] = []
+    runs: list[GenerateMetadata] = []
+    for folder in folders:
+        results = load_results(folder, state_columns)
+        runs.append(results.metadata)
+        facts = {name: results.metadata[name] for name in RUN_FACTS}
+        for output in results.rollouts():
+            output.update(run_path=folder.relative_to(source).as_posix(), **facts)
+            outputs.append(output)
+    common = {
+        name: runs[0][name] for name in COMMON_FACTS if all(m[name] == runs[0][name] for m in runs)
+    }
+    statuses = [metadata["status"] for metadata in runs]
+    metadata = GenerateMetadata.of(
+        outputs,
+        **common,
+        status=next((status for status in statuses if status != "complete"), "complete"),
+        time=sum(metadata["time"] for metadata in runs),
+        state_columns=list(
+            dict.fromkeys(
+                [*(name for metadata in runs for name in metadata["state_columns"]), *RUN_COLUMNS]
+            )
+        ),
+        path_to_save=source,
+    )
+    costs = [metadata["cost_usd"] for metadata in runs]
+    metadata["cost_usd"] = None if None in costs else sum(costs)
+    return GenerateOutputs(outputs, metadata)
 
 
 def _indexed(

@@ -445,7 +445,7 @@ def measured(
                 values.setdefault(metric, {}).setdefault(key, []).append(value)
         facts = results.metadata
         known_config = (
-            {key: facts.get(key) for key in ("env_args", "env_version")}
+            {key: facts.get(key) for key in ("env_args", "env_version", "sampling_args")}
             if config is None
             else config
         )

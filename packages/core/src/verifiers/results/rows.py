@@ -42,7 +42,11 @@ COLUMNS_OF_RUNS = frozenset(DISK_FIELDS) | RESERVED_KEYS
 """What a run adds to the line of a rollout; no state column may have such a name."""
 _COLUMNS_OF_FILES = (
     "served_models label group trained excluded completion_tokens policy_version turn_tokens"
+    " run_path"
 )
+RUN_FACTS = ("env_id", "env_args", "model")
+RUN_COLUMNS = ("run_path", *RUN_FACTS)
+"""Columns of a rollout that was read from a folder of several runs."""
 OWN_NAMES = SAVED.keys() | COLUMNS_OF_RUNS | frozenset(_COLUMNS_OF_FILES.split())
 """Names of a saved rollout that are the library's. A metric of such a name is in ``metrics``
 alone."""
@@ -223,8 +227,10 @@ def _with_flat_metrics(output: RolloutOutput) -> RolloutOutput:
 
 
 def example_key(output: Mapping[str, Any]) -> Any:
-    """The key that siblings share: the hash of their example if stored, else its id."""
-    return output.get("example_hash") or output["example_id"]
+    """The key that siblings share: the hash of their example if stored, else its id; with the run
+    in rollouts of several runs."""
+    key = output.get("example_hash") or output["example_id"]
+    return (output["run_path"], key) if "run_path" in output else key
 
 
 def content_hash(output: Mapping[str, Any]) -> str:

@@ -41,6 +41,9 @@ from verifiers.storage.files import LOCK_NAME, HeldFile, atomic_write, remove_le
 from verifiers.storage.journal import Journal
 
 CONFIG_NAME, RESULTS_NAME, METADATA_NAME = "config.json", "results.jsonl", "metadata.json"
+COMPLETIONS_NAME = "completions"
+"""Folder of a training run with the rollouts of its steps."""
+_WITHOUT_RUNS = frozenset(("node_modules", "__pycache__", "site-packages", COMPLETIONS_NAME))
 
 
 # --- paths ----------------------------------------------------------------------------------------
@@ -152,6 +155,23 @@ def _code_mismatch(path: Path, kind: str, differences: dict[str, tuple[Any, Any]
 
 
 # --- reading --------------------------------------------------------------------------------------
+
+
+def may_hold_runs(name: str) -> bool:
+    """Whether a folder of this name is searched for runs."""
+    return not name.startswith((".", "checkpoint-")) and name not in _WITHOUT_RUNS
+
+
+def evaluations_below(folder: str | os.PathLike[str]) -> list[Path]:
+    """The run directories below a folder, in the order of their paths; symbolic links are not
+    followed. A run directory has no runs."""
+    runs = []
+    for path, names, files in os.walk(folder):
+        if RESULTS_NAME in files and not os.path.samefile(path, folder):
+            runs.append(Path(path))
+            names.clear()
+        names[:] = filter(may_hold_runs, names)
+    return sorted(runs)
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:

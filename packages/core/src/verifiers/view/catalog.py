@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verifiers.errors import ConfigError
-from verifiers.storage.directory import RESULTS_NAME
+from verifiers.storage.directory import COMPLETIONS_NAME, RESULTS_NAME, may_hold_runs
 
-METRICS_NAME, COMPLETIONS_NAME = "metrics.jsonl", "completions"
+METRICS_NAME = "metrics.jsonl"
 EVALUATION, TRAINING = "evaluation", "training"
 MAX_DEPTH = 10
 """Folder levels that are searched for runs."""
@@ -35,7 +35,6 @@ COST_SHARE = 0.2
 for longer."""
 GET_S = 0.1
 """Seconds for which a request about a known run waits for a search: it may be gone."""
-_SKIPPED = frozenset(("node_modules", "__pycache__", "site-packages", COMPLETIONS_NAME))
 _STEP = re.compile(r"(step|dropped)-(\d+)\.jsonl")
 
 
@@ -244,7 +243,7 @@ def _listed(folder: str) -> tuple[set[str], list[tuple[int, str]]]:
                 if name in (RESULTS_NAME, METRICS_NAME):
                     if entry.is_file(follow_symlinks=False):
                         names.add(name)
-                elif name.startswith((".", "checkpoint-")) or name in _SKIPPED:
+                elif not may_hold_runs(name):
                     continue
                 elif entry.is_dir(follow_symlinks=False):
                     below.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.path))
