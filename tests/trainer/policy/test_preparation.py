@@ -15,7 +15,7 @@ from support.training import run, small_config, small_policy, small_trainer, toy
 from verifiers.checks.chat_template import check_increasing_context
 from verifiers.errors import CheckpointError, ConfigError
 from verifiers_trainer.engines.vllm.weights.export import exported
-from verifiers_trainer.policy import preparation
+from verifiers_trainer.policy import adapters, preparation
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
@@ -156,7 +156,7 @@ def test_the_exported_weights_of_a_tied_head_give_the_trained_logits_when_untied
 @torch.no_grad()
 def test_merging_into_a_shared_weight_changes_both_layers(tmp_path, monkeypatch):
     """Negative control: as version 0.2.0 merged."""
-    monkeypatch.setattr(preparation, "_untie_adapted", lambda model: None)
+    monkeypatch.setattr(adapters, "_untie_adapted", lambda model: None)
     model, trained = tied_and_adapted(TIED[1])
     preparation.save_merged(model, tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)

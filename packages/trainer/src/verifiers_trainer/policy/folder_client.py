@@ -15,7 +15,6 @@ from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.in_process import InProcessClient
 from verifiers.clients.local import SAMPLING
 from verifiers.errors import ConfigError
-from verifiers.runtime.decoding import read_json
 from verifiers.storage.described import type_name
 from verifiers.storage.weights import file_sha256, weight_files, weight_hashes
 
@@ -28,7 +27,6 @@ MAX_SEQ_LEN = 4096
 CONCURRENCY = 32
 START_S = 120.0
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def folder_client(folder: str) -> FolderClient:
@@ -153,35 +151,17 @@ def load_folder(folder: Path, dtype: str | None = None) -> tuple[Any, Any]:
     that of the files. *Raises* ``ConfigError``."""
     import torch
 
+    from verifiers_trainer.policy import adapters
     from verifiers_trainer.policy.loading import get_model, get_tokenizer
 
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     kwargs = {} if dtype is None else {"dtype": dtype}
-    if not (folder / ADAPTER).is_file():
-        model: Any = get_model(str(folder), model_kwargs=kwargs)
-        return model.to(device).eval(), get_tokenizer(str(folder))
-    from peft import PeftModel
-
-    try:
-        base = read_json(folder / ADAPTER)["base_model_name_or_path"]
-    except (KeyError, OSError, TypeError, ValueError):
-        base = None
-    if not isinstance(base, str) or not base:
-        raise ConfigError(f"{folder / ADAPTER} names no base model (base_model_name_or_path)")
-    if not (folder / ADAPTER_WEIGHTS).is_file():  # a pickled adapter_model.bin would be read
-        raise ConfigError(f"{folder} has no {ADAPTER_WEIGHTS}; save the adapter as safetensors")
-    try:
-        model = get_model(base, model_kwargs=kwargs)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{folder / ADAPTER}: the base model of the adapter: {error} (a relative path is read"
-            " from the folder you work in: write the whole path as its base_model_name_or_path)"
-        ) from error
-    adapted: Any = PeftModel.from_pretrained(model, str(folder))
-    has_tokenizer = (folder / "tokenizer_config.json").is_file()
-    return adapted.merge_and_unload().to(device).eval(), get_tokenizer(
-        str(folder) if has_tokenizer else base
-    )
+    model: Any
+    if (folder / ADAPTER).is_file():
+        model = adapters.merge(adapters.load_adapter(folder, model_kwargs=kwargs))
+    else:
+        model = get_model(str(folder), model_kwargs=kwargs)
+    return model.to(device).eval(), get_tokenizer(adapters.tokenizer_source(folder))
 
 
 def _matters(file: Path) -> bool:

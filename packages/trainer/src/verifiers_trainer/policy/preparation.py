@@ -30,6 +30,7 @@ from verifiers_trainer.distributed import deepspeed, fsdp
 from verifiers_trainer.engines.exact.history import require_exact_history
 from verifiers_trainer.engines.http.chat import BadRequest, Tokenizer
 from verifiers_trainer.engines.vllm.weights.export import EMBEDDINGS
+from verifiers_trainer.policy import adapters
 from verifiers_trainer.policy.checkpoint_files import reading
 from verifiers_trainer.policy.loading import get_model, get_tokenizer
 from verifiers_trainer.settings.config import RLConfig
@@ -280,7 +281,10 @@ def prepare(model: Any, config: RLConfig, peft_config: PeftConfig | None) -> Any
         from peft import get_peft_model
 
         torch.manual_seed(config.seed)
-        model = get_peft_model(model, peft_config or config.lora_config or lora_config(config))
+        described = peft_config or config.lora_config or lora_config(config)
+        # a copy: the name of the base is written into it
+        model = get_peft_model(model, copy.copy(described))
+        adapters.make_base_absolute(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             "no parameter of the model requires a gradient: load the adapter with is_trainable=True"
@@ -363,7 +367,7 @@ def _disable_dropout(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _config_to_save(model: nn.Module) -> Iterator[None]:
+def config_to_save(model: nn.Module) -> Iterator[None]:
     """Within it the configurations are those that the model came with."""
     identities = {id(getattr(module, "config", None)) for module in model.modules()}
     switched_off = [_switched_off[identity] for identity in identities & _switched_off.keys()]
@@ -384,7 +388,7 @@ def save_weights(
     options: dict[str, Any] = {"state_dict": state_dict}
     if hasattr(model, "peft_config"):
         options["save_embedding_layers"] = _adapts_embeddings(model)
-    with _config_to_save(model):
+    with config_to_save(model):
         model.save_pretrained(folder, **options)
 
 
@@ -400,20 +404,12 @@ def save_merged(model: Any, folder: Path) -> None:
     A head tied to the embeddings is untied where the adapter covers either of them: both are
     written.
     """
-    with _config_to_save(model):
+    with config_to_save(model):
         if not hasattr(model, "peft_config"):
             model.save_pretrained(folder)
             return
         copied = copy.deepcopy(model)  # its configurations are those that the model came with
-    _untie_adapted(copied)
-    copied.merge_and_unload().save_pretrained(folder)
-
-
-def _untie_adapted(model: Any) -> None:
-    """Give each adapted layer weights of its own: merging an adapter into a shared weight would
-    change both layers."""
-    adapted = [layer for layer in model.modules() if hasattr(layer, "get_base_layer")]
-    fsdp.untie(model, [layer.get_base_layer() for layer in adapted])
+    adapters.merge(copied).save_pretrained(folder)
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:

@@ -37,7 +37,7 @@ from verifiers_trainer.pipeline.offline import (
     rows_of,
     stand_in,
 )
-from verifiers_trainer.policy import preparation
+from verifiers_trainer.policy import adapters, preparation
 from verifiers_trainer.policy.forward_checks import quiet
 from verifiers_trainer.policy.reference import Reference
 from verifiers_trainer.policy.teacher import EndpointTeacher, Teacher, open_teacher
@@ -221,8 +221,12 @@ class TrainingRun:
         if not self.ranks.is_main:
             return
         folder.mkdir(parents=True, exist_ok=True)
+        model = self.whole_model
+        if hasattr(model, "peft_config") and not merged:
+            with preparation.config_to_save(model):
+                adapters.record_base(model, self.tokenizer, self.folder)
         write = preparation.save_merged if merged else preparation.save_weights
-        write(self.whole_model, folder)
+        write(model, folder)
         self.tokenizer.save_pretrained(folder)
         share_modes(folder.glob("*.safetensors"))
 

@@ -1,0 +1,167 @@
+"""Saved adapters load with their base, with this library and without it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import verifiers as vf
+from support.training import run, small_policy, small_trainer
+from verifiers.errors import ConfigError
+from verifiers_trainer.policy import adapters
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.policy.folder_client import load_folder
+
+IDS = torch.arange(1, 20).unsqueeze(0)
+TARGETS = [
+    {"target_modules": ["q_proj", "up_proj"]},
+    {"target_modules": ["q_proj", "lm_head"]},
+    {"target_modules": ["q_proj", "embed_tokens"]},
+    {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+]
+
+
+def adapted_trainer(folder, model=None, **options):
+    """A trainer of an adapter whose weights are no longer 0."""
+    options = {"target_modules": ["q_proj"], **options}
+    config = LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options)
+    trainer = small_trainer(folder, model=model or small_policy(seed=3), peft_config=config)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return trainer
+
+
+@torch.no_grad()
+def logits(model):
+    return model.eval()(IDS).logits
+
+
+def base_of(folder):
+    return json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+
+
+# --- the base that is saved with an adapter -------------------------------------------------------
+
+
+def with_peft(folder):
+    base = AutoModelForCausalLM.from_pretrained(base_of(folder))
+    return PeftModel.from_pretrained(base, str(folder))
+
+
+LOADERS = {
+    "peft": with_peft,
+    "peft alone": AutoPeftModelForCausalLM.from_pretrained,
+    "transformers": AutoModelForCausalLM.from_pretrained,
+    "get_model_and_tokenizer": lambda folder: vf.get_model_and_tokenizer(str(folder))[0],
+    "vf-eval": lambda folder: load_folder(folder)[0],
+}
+
+
+@pytest.mark.parametrize("options", TARGETS, ids=str)
+def test_an_adapter_of_a_model_in_no_file_is_loaded_by_all(tmp_path, monkeypatch, options):
+    monkeypatch.chdir(tmp_path)
+    trainer = adapted_trainer(Path("run"), **options)
+    trainer.save_model("saved")
+    base = Path(base_of(Path("saved")))
+    assert base.parent == tmp_path / "run"
+    expected = logits(trainer.model)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name, load in LOADERS.items():
+        loaded = logits(load(tmp_path / "saved"))
+        torch.testing.assert_close(loaded, expected, atol=1e-4, rtol=1e-4, msg=name)
+    # negative control: the adapter changes the model, and the base is that of the trainer
+    plain = logits(AutoModelForCausalLM.from_pretrained(base))
+    torch.testing.assert_close(plain, logits(small_policy(seed=3)))
+    assert (plain - expected).abs().max() > 0.1
+    assert AutoTokenizer.from_pretrained(base).get_vocab() == build_tiny_tokenizer().get_vocab()
+
+
+def test_merging_a_loaded_adapter_of_a_tied_head_as_before_changes_both_layers(
+    tmp_path, monkeypatch
+):
+    """Negative control of the last loader above."""
+    trainer = adapted_trainer(tmp_path / "run", **TARGETS[1])
+    trainer.save_model(str(tmp_path / "saved"))
+    monkeypatch.setattr(adapters, "_untie_adapted", lambda model: None)
+    loaded = logits(load_folder(tmp_path / "saved")[0])
+    assert (loaded - logits(trainer.model)).abs().max() > 0.1
+
+
+def test_a_base_is_written_once_and_another_one_beside_it(tmp_path):
+    trainer = adapted_trainer(tmp_path / "run")
+    trainer.save_model(str(tmp_path / "first"))
+    [base] = (tmp_path / "run").glob("base-*")
+    written = (base / "model.safetensors").stat()
+    assert written.st_mode == (base / "config.json").stat().st_mode
+    trainer.save_model(str(tmp_path / "second"))
+    adapted_trainer(tmp_path / "run").save_model(str(tmp_path / "third"))
+    assert {base_of(tmp_path / name) for name in ("first", "second", "third")} == {str(base)}
+    assert (base / "model.safetensors").stat() == written
+    adapted_trainer(tmp_path / "run", small_policy(seed=4)).save_model(str(tmp_path / "fourth"))
+    assert base_of(tmp_path / "fourth") != str(base)
+
+
+def test_a_written_base_has_the_dropout_that_it_came_with(tmp_path):
+    model = small_policy()
+    model.config.attention_dropout = 0.25
+    trainer = adapted_trainer(tmp_path / "run", model)
+    assert trainer.model.config.attention_dropout == 0
+    trainer.save_model(str(tmp_path / "saved"))
+    config = json.loads((Path(base_of(tmp_path / "saved")) / "config.json").read_text())
+    assert config["attention_dropout"] == 0.25
+
+
+def test_a_base_in_a_folder_is_named_absolutely_and_not_copied(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small_policy(seed=5).save_pretrained("models/base")
+    build_tiny_tokenizer().save_pretrained("models/base")
+    options = {"use_lora": True, "save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    run(small_trainer(Path("run"), model="models/base", **options))
+    assert base_of(Path("run/checkpoint-1")) == str(tmp_path / "models/base")
+    assert not list(Path("run").glob("base-*"))
+    trainer = small_trainer(Path("other"), model="models/base", use_lora=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    trainer.save_model(str(tmp_path / "saved"))
+    assert base_of(tmp_path / "saved") == str(tmp_path / "models/base")
+    vf.get_model_and_tokenizer(str(tmp_path / "saved"))
+
+
+def test_a_repository_stays_the_base(tmp_path):
+    model = small_policy()
+    model.name_or_path = model.config.name_or_path = "someone/a-model"
+    adapted_trainer(tmp_path / "run", model).save_model(str(tmp_path / "saved"))
+    assert base_of(tmp_path / "saved") == "someone/a-model"
+    assert not list((tmp_path / "run").glob("base-*"))
+
+
+def test_a_peft_config_may_be_used_again(tmp_path):
+    config = LoraConfig(r=4, target_modules=["q_proj"])
+    small_trainer(tmp_path, peft_config=config)
+    assert config.base_model_name_or_path is None
+
+
+# --- a base that is not there ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("base", ["./base", "../elsewhere/base"])
+def test_the_error_names_the_adapters_file_and_the_base(tmp_path, monkeypatch, base):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError) as caught:
+        load_folder(folder)
+    assert str(folder / "adapter_config.json") in str(caught.value)
+    assert repr(base) in str(caught.value)
+    assert "write the whole path" in str(caught.value)
