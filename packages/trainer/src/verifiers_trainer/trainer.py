@@ -50,6 +50,7 @@ from verifiers_trainer.pipeline.custom_batches import BatchSource
 from verifiers_trainer.pipeline.schedule import PipelineState, amid_batch
 from verifiers_trainer.policy import checkpoint_files, preparation
 from verifiers_trainer.policy.compiled import compiled_layers
+from verifiers_trainer.policy.exporting import exporting
 from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
 from verifiers_trainer.policy.reference import Reference
 from verifiers_trainer.policy.teacher import EndpointTeacher, Teacher
@@ -808,6 +809,16 @@ class RLTrainer(HFLoop):
         )
         if self.args.push_to_hub and not _internal_call and not merged:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def export(self, folder: str | Path, *, merged: bool = False) -> None:
+        """Write the present model for other programs to a new folder, as ``vf-train --export``
+        does: the adapter with a base that can be loaded, or if ``merged`` one ordinary model.
+
+        Raises ``ConfigError`` where ``folder`` has content.
+        """
+        if self.ranks.is_main:
+            with exporting(Path(folder)) as new:
+                self.training_run.save_model(new, merged=merged)
 
     def save_checkpoint(self, *, is_last: bool = False) -> None:
         """Write the checkpoint of the present step to ``checkpoint-<step>``; every rank calls it.

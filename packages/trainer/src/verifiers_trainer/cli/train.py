@@ -163,6 +163,16 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="RUN",
     help="Score saved rollouts of this run with the checkpoints that sampled them, and stop.",
 )
+@click.option(
+    "--export",
+    nargs=2,
+    metavar="FOLDER OUT",
+    help=(
+        "Write the model of a run's newest checkpoint, or of this checkpoint, to the new folder OUT"
+        " for transformers, peft and vLLM, and stop."
+    ),
+)
+@click.option("--merged", is_flag=True, help="With --export: merge an adapter into its base model.")
 @click.option("--dump-config", is_flag=True, help="Print the settings in full as TOML, and stop.")
 @_common
 @click.pass_context
@@ -178,6 +188,8 @@ def train_command(
     plan_from: str | None,
     plan_with: tuple[str, ...],
     verify: str | None,
+    export: tuple[str, str] | None,
+    merged: bool,
     **options: Any,
 ) -> None:
     if accept_changed_code:
@@ -193,6 +205,10 @@ def train_command(
             raise ConfigError("--plan-on, --plan-from and --plan-with need --plan")
         if verify is not None:
             return _verify(verify, result, as_json)
+        if merged and export is None:
+            raise ConfigError("--merged needs --export")
+        if export is not None:
+            return _export(*export, merged, words, result, as_json)
         make_importable(words)
         # before torch is loaded, which takes seconds
         check_first(words, imports=not options["dump_config"])
@@ -244,6 +260,27 @@ def _verify(run: str, result: dict[str, Any], as_json: bool) -> int:
     result.update(run_dir=run, verified=dict(rows))
     if not as_json:
         print("\n".join(f"{name}: {sentence}" for name, sentence in rows))
+    return 0
+
+
+def _export(
+    source: str,
+    target: str,
+    merged: bool,
+    words: Sequence[str],
+    result: dict[str, Any],
+    as_json: bool,
+) -> int:
+    if words:
+        raise ConfigError(
+            f"--export takes a folder and a new folder, and no settings: {' '.join(words)}"
+        )
+    with importing():
+        from verifiers_trainer.policy import exporting
+    folder = exporting.export(source, Path(target), merged=merged)
+    result.update(exported=target, checkpoint=str(folder))
+    if not as_json:
+        print(escape_control(f"{target} has the model of {folder}"))
     return 0
 
 
