@@ -118,7 +118,6 @@ PLANTED = {
         "pass parser= to the Rubric too",
     ),
     "two parsers": (lambda: single(XML, THINK, read), "<answer>4</answer>", "and its rubric with"),
-    "a misspelt slot": (lambda: judged("Rate {respones}."), "4", 'did you mean "response"'),
     "an unknown slot": (lambda: judged("Rate {response} by {rules}."), "4", "the slot {rules}"),
 }
 """Name -> (the environment, its replies, what is said)."""

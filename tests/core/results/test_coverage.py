@@ -145,7 +145,7 @@ def mixed(request):
 
 
 def fields_of(metadata):
-    changing = ("date", "time", "time_ms", "resumed", "path_to_save")
+    changing = ("date", "time", "time_ms", "resumed", "path_to_save", "provenance")
     return {name: value for name, value in metadata.items() if name not in changing}
 
 
