@@ -1185,7 +1185,7 @@ ROWS: dict[int, Row] = {
         _in(
             "faults/test_stream_faults",
             "a_stream_cut_anywhere_is_asked_for_again",
-            "a_stream_that_ends_before_its_last_event_is_asked_for_again",
+            "a_stream_that_ends_before_the_end_of_its_answer_is_asked_for_again",
             "a_silent_stream_is_left_after_idle_timeout_and_asked_for_again",
             "a_slow_stream_is_not_a_silent_one",
             "an_error_inside_a_stream_is_repeated_as_one_outside",
