@@ -164,6 +164,32 @@ def test_a_misspelt_key_of_the_hosted_format_is_refused(read, right, wrong, sugg
     assert any(f"{suggestion}" in problem and "did you mean" in problem for problem in problems)
 
 
+ONE_LAYOUT = "model = 'm'\n{}\n[env]\nid = 'e'\n{}"
+
+
+@pytest.mark.parametrize(
+    ("key", "table", "says"),
+    [
+        ("learning_rate = 1e-4", "[trainer.args]\nmax_steps = 3",
+         'is a key of the layout with top-level keys; beside [trainer] or [inference] it is'
+         ' "trainer.args.learning_rate": a file has one layout'),
+        ("", "[sampling]\nmax_tokens = 64\n[trainer.args]\nmax_steps = 3",
+         'it is "trainer.args.max_tokens": a file has one layout'),
+        ("max_steps = 3\nweight_decay = 0.1", "",
+         "weight_decay is not among the top-level keys of a file: write all settings of this file"
+         " into [trainer.args], or give this one as --trainer.args.weight_decay"),
+    ],
+)  # fmt: skip
+def test_a_file_in_both_layouts_is_told_which_layout_has_the_key(read, key, table, says):
+    _, (problem,) = read(ONE_LAYOUT.format(key, table))
+    assert says in problem
+    # the negative controls: each layout alone, and the flag
+    for text in (ONE_LAYOUT.format("learning_rate = 1e-4", ""),
+                 ONE_LAYOUT.format("", "[trainer.args]\nlearning_rate = 1e-4")):  # fmt: skip
+        settings, problems = read(text, "--trainer.args.weight_decay", "0.1")
+        assert (settings.config["weight_decay"], problems) == (0.1, [])
+
+
 def test_all_mistakes_are_reported_together(read):
     text = VF_RL.replace("max_steps", "max_stepz").replace("gpus = 1", 'gpus = "two"')
     _, problems = read(text, "--trainer.args.temperatur", "0.5", "--modle", "x")

@@ -26,6 +26,8 @@ from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED
 from verifiers_trainer.pipeline.offline import imitated, read_groups
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.run.metrics_files import reward_name
+from verifiers_trainer.run.progress import closing_rows
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
@@ -142,6 +144,46 @@ def test_what_is_left_out_is_counted(caplog):
         DatasetError, match="no rollout to imitate is left of 9: 8 below min_reward"
     ):
         kept(min_reward=2)
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "settings", "says"),
+    [
+        (ONE, {"min_reward": 2}, "the highest reward is 1: set min_reward no higher"),
+        (ONE[4:], {"min_reward": 0}, "no reward is known: set min_reward no higher"),
+        ([TWO[1], rollout([5] * 70, 1.0)], {"max_seq_len": 64},
+         "2 longer than max_seq_len; max_seq_len is 64, and they have 73 to 93 tokens: set"
+         " max_seq_len=93"),
+        (TWO[1:2], {"max_completion_len": 80, "max_seq_len": 128},
+         "1 longer than max_completion_len; max_completion_len is 80, and they have 90 to 90 tokens:"
+         " set max_completion_len=90"),
+        (TWO[2:3], {"mask_truncated_completions": True}, "set mask_truncated_completions=False"),
+        (TWO[:1], {}, "1 failed; generate them again"),
+        (TWO[3:], {}, "1 without tokens; their completions are empty"),
+    ],
+)  # fmt: skip
+def test_where_nothing_is_left_to_imitate_the_setting_that_decides_is_named(
+    rollouts, settings, says
+):
+    with pytest.raises(DatasetError) as caught:
+        imitated([rollouts], config_of(**settings))
+    assert says in str(caught.value)
+
+
+def test_the_reward_of_demonstrations_is_called_theirs(tmp_path):
+    columns = {"prompts": ["1", "2"], "completions": ["a", "b"], "rewards": [1.0, 0.5]}
+    settings = {"max_steps": 2, "batch_size": 2, "micro_batch_size": 1}
+    trainer = trainer_of(tmp_path / "run", columns, **settings)
+    run(trainer)
+    assert "demonstrations' reward 0.750 -> 0.750" in repr(trainer.history)
+    rows = dict(closing_rows(tmp_path / "run", None, None, []))
+    assert "0.750 over the first step" in rows["demonstrations' reward"]
+    assert reward_name([metrics_of(tmp_path / "run")[0]]) == "demonstrations' reward"
+    # negative control: rewards of what the policy wrote
+    other = {"loss": "grpo", "beta": 0.0, "rollouts_per_example": 2} | settings
+    online = trainer_of(tmp_path / "online", env=toy_env(), **other)
+    run(online)
+    assert "steps, reward" in repr(online.history)
 
 
 def test_the_settings_that_select_need_the_loss_that_reads_them():

@@ -11,6 +11,9 @@ import numpy as np
 from verifiers.results.coverage import Coverage
 from verifiers_trainer.algorithm.group import Group
 
+IMITATES = "offline/imitated"
+"""1 where the rollouts are demonstrations: their reward is not the policy's."""
+
 
 def rollout_stats(groups: Sequence[Group]) -> dict[str, float]:
     """Statistics of every rollout for a batch, trained or not; NaN without known rewards."""

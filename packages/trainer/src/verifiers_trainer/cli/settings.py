@@ -262,6 +262,12 @@ class _Reader:
                     self.names[setting.key] = name
             case path if path in _keys():
                 self._problem(setting, f"{setting.key} must be a table, not {setting.value!r}")
+            case path if path in HOSTED:
+                self._problem(
+                    setting,
+                    f"{setting.key} is a key of the layout with top-level keys; beside [trainer] or"
+                    f' [inference] it is "{".".join(HOSTED[path])}": a file has one layout',
+                )
             case (top, *_) if top in TOP or (top == "sampling" and len(setting.path) == 2):
                 self._unknown(setting)
             case _:
@@ -421,6 +427,12 @@ class _Reader:
         elif match := close_match(wrong, [*keys, *flags], SIMILAR):
             near = f"--{flags[match]}" if match in flags else match
             self._problem(setting, f'there is no setting "{setting.key}", did you mean "{near}"?')
+        elif hosted and wrong in compat.known_names() and not setting.is_flag:
+            self._problem(
+                setting,
+                f"{setting.key} is not among the top-level keys of a file: write all settings of this"
+                f" file into [trainer.args], or give this one as --trainer.args.{wrong}",
+            )
         elif field_match := close_match(wrong, compat.known_names()):
             self._problem(
                 setting,

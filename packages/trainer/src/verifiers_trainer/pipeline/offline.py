@@ -45,12 +45,11 @@ from verifiers_trainer.algorithm.advantages import minus
 from verifiers_trainer.algorithm.batch import Group, TrainBatch, build
 from verifiers_trainer.algorithm.group import apply_length_rules
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED, is_overlong
-from verifiers_trainer.algorithm.statistics import reward_histogram
+from verifiers_trainer.algorithm.statistics import IMITATES, reward_histogram
 from verifiers_trainer.pipeline.health import Unscored
 from verifiers_trainer.pipeline.schedule import PipelineState, amid_batch, forget_batch
 from verifiers_trainer.settings.batch_rules import UNCOMPARED
 from verifiers_trainer.settings.config import RLConfig
-from verifiers_trainer.settings.cross_field_rules import SELECTING
 
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -59,6 +58,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COLUMNS = ("prompts", "completions", "rewards")
+FAILED, BELOW = "failed", "below min_reward, or of unknown reward"
+WITHOUT_TOKENS, TRUNCATED, LONGER = "without tokens", "truncated", "longer than {}"
+"""Why a rollout is not imitated."""
 UNKNOWN_VERSION = -1
 """Policy version of tokens sampled in another run."""
 
@@ -151,26 +153,61 @@ def imitated(siblings_G: Sequence[Sequence[Rollout]], config: RLConfig) -> list[
         or "none left out"
     )
     if not selected:
+        rollouts = [rollout for siblings in siblings_G for rollout in siblings]
         raise DatasetError(
-            f"no rollout to imitate is left of {total}: {reasons}; loosen {', '.join(SELECTING)}"
+            f"no rollout to imitate is left of {total}: {reasons};"
+            f" {_remedy(max(left_out, key=left_out.__getitem__), rollouts, config)}"
         )
     log.info("imitates %d of %d rollouts: %s", len(selected), total, reasons)
     return selected
+
+
+def _is_too_long(rollout: Rollout, config: RLConfig) -> bool:
+    return is_overlong(rollout.turns, config.max_seq_len)
+
+
+def _remedy(reason: str, rollouts: Sequence[Rollout], config: RLConfig) -> str:
+    """What keeps rollouts that are left out for ``reason``, with the figure that would."""
+    if reason == FAILED:
+        return "generate them again, the command that did repeats those that failed"
+    if reason == BELOW:
+        best = max((r.reward for r in rollouts if not math.isnan(r.reward)), default=None)
+        known = "no reward is known" if best is None else f"the highest reward is {best:.3g}"
+        return f"{known}: set min_reward no higher, or leave it out"
+    if reason == WITHOUT_TOKENS:
+        return "their completions are empty"
+    if reason == TRUNCATED:
+        return "set mask_truncated_completions=False to imitate them all the same"
+    turns = [rollout.turns for rollout in rollouts if rollout.turns]
+    sizes = [max(turn.num_tokens for turn in of_one) for of_one in turns]
+    prompts = [of_one[0].num_prompt for of_one in turns]
+    lengths = {
+        "max_seq_len": sizes,
+        "max_completion_len": [a - b for a, b in zip(sizes, prompts, strict=True)],
+    }
+    (name,) = (name for name in lengths if reason == LONGER.format(name))
+    shortest, longest = min(lengths[name]), max(lengths[name])
+    return (
+        f"{name} is {getattr(config, name)}, and they have {shortest:,} to {longest:,} tokens: set"
+        f" {name}={longest} for all of them"
+    )
 
 
 def _why_not(rollout: Rollout, seen: set[bytes], config: RLConfig) -> str | None:
     """Why a rollout is not imitated; None when it is. ``seen`` has the tokens of its siblings so
     far."""
     if rollout.error is not None:
-        return "failed"
+        return FAILED
     if config.min_reward is not None and not rollout.reward >= config.min_reward:
-        return "below min_reward, or of unknown reward"
+        return BELOW
     if not rollout.num_sampled:
-        return "without tokens"
+        return WITHOUT_TOKENS
     if is_overlong(rollout.turns, config.max_seq_len, config.max_completion_len):
-        return "longer than max_seq_len or max_completion_len"
+        return LONGER.format(
+            "max_seq_len" if _is_too_long(rollout, config) else "max_completion_len"
+        )
     if config.mask_truncated_completions and rollout.is_truncated:
-        return "truncated"
+        return TRUNCATED
     tokens = b"".join(
         np.asarray(turn.completion_ids, np.int32).tobytes() + b"|" for turn in rollout.turns
     )
@@ -405,6 +442,8 @@ class OfflineRollouts:
         )
         groups = tuple(replace(group, index=last_index) for group in batch.groups)
         stats = batch.stats | {"offline/recorded": self._recorded, "batch/short": 0}
+        if self.config.component == "ce":
+            stats[IMITATES] = 1
         stats |= {"groups/dropped_stale": 0, "staleness/mean": math.nan, "staleness/max": math.nan}
         stats |= {"batch/fill": 1.0, "time/pack": 0.0, "time/wait_generation": 0.0}
         updates = tuple(self._numbered(update, number, position) for update in batch.updates)

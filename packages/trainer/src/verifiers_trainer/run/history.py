@@ -10,7 +10,7 @@ from typing import Any
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import read_file
-from verifiers_trainer.run.metrics_files import METRICS, read_metrics
+from verifiers_trainer.run.metrics_files import METRICS, read_metrics, reward_name
 
 PICTURE = "learning-curve.png"
 EDGE_STEPS = 10
@@ -108,7 +108,7 @@ def summary_of(rows: Sequence[Mapping[str, Any]]) -> str:
         return "no step yet"
     first, last, edge = ends
     steps = max(row["step"] for row in rows)
-    text = f"{steps} steps, reward {first:.3f} -> {last:.3f} (first and last {edge})"
+    text = f"{steps} steps, {reward_name(rows)} {first:.3f} -> {last:.3f} (first and last {edge})"
     evaluations = [row["eval_reward"] for row in rows if row.get("eval_reward") is not None]
     return text + (f", evaluated {evaluations[-1]:.3f}" if evaluations else "")
 
@@ -142,7 +142,7 @@ def _curve(rows: Sequence[Mapping[str, Any]]) -> str:
     for pair in evaluations:
         x, y = point(*pair).split(",")
         lines += f"<circle cx='{x}' cy='{y}' r='3' fill='currentColor'><title>{pair[1]:.3f}</title></circle>"
-    label = f"reward from {low:.3g} to {high:.3g}, step {steps[0][0]} to {last}"
+    label = f"{reward_name(rows)} from {low:.3g} to {high:.3g}, step {steps[0][0]} to {last}"
     return (
         f"<svg width='{WIDTH}' height='{HEIGHT}' style='overflow:visible' role='img'"
         f" aria-label='{label}'>{lines}</svg><div>{label}</div>"

@@ -25,6 +25,7 @@ from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import append_lines, atomic_write
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
+from verifiers_trainer.algorithm.statistics import IMITATES
 
 log = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
@@ -192,3 +193,12 @@ def print_completions(batch: TrainBatch, step: int, count: int, first_only: bool
         step,
         count,
     )
+
+
+def reward_name(rows: Iterable[Mapping[str, Any]]) -> str:
+    """What the reward of the steps is: that of the policy, or of the rollouts that it imitates.
+
+    >>> reward_name([{"reward/mean": 1.0}]), reward_name([{"reward/mean": 1.0, IMITATES: 1}])
+    ('reward', "demonstrations' reward")
+    """
+    return "demonstrations' reward" if any(row.get(IMITATES) for row in rows) else "reward"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from verifiers_trainer.run.metrics_files import read_metrics
+from verifiers_trainer.run.metrics_files import read_metrics, reward_name
 
 SMOOTHING_STEPS = 10
 
@@ -62,7 +62,7 @@ def draw_learning_curve(
             linestyle="--",
             label=f"best non-solution {lines_below[-1]:.3g}",
         )
-    top.set_ylabel("reward")
+    top.set_ylabel(reward_name(rows))
     top.set_title(title)
     top.grid(alpha=0.3)
     top.legend(loc="lower right")

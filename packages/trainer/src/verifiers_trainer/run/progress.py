@@ -26,7 +26,7 @@ from verifiers.runtime.decoding import read_json
 from verifiers.runtime.terminal import escape_control
 from verifiers.storage.proof import PROOF
 from verifiers_trainer.run.history import edge_rewards
-from verifiers_trainer.run.metrics_files import METRICS, read_metrics
+from verifiers_trainer.run.metrics_files import METRICS, read_metrics, reward_name
 from verifiers_trainer.run.proof import rows_of as proof_rows
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class ProgressLine(TrainerCallback):
         waited = sum(end[2] for end in list(self._ends)[1:])
         columns = [
             f"step {self.step}/{max_steps}",
-            f"reward {_number(numbers, 'reward/mean'):.3f}",
+            f"{reward_name([numbers])} {_number(numbers, 'reward/mean'):.3f}",
             f"loss {_number(numbers, 'loss'):+.4f}",
             f"grad {_number(numbers, 'grad_norm'):.3g}",
             f"entropy {_number(numbers, 'entropy'):.3f}",
@@ -257,7 +257,7 @@ def closing_rows(
         steps = f"{edge} steps" if edge > 1 else "step"
         rows.append(
             (
-                "reward",
+                reward_name(lines),
                 (
                     f"{first:.3f} over the first {steps} -> {last:.3f} over the last"
                     f" ({last - first:+.3f})"
