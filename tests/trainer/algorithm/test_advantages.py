@@ -187,6 +187,23 @@ def test_turn_credit_discounts_and_compares_siblings_at_the_same_turn():
     assert np.isnan(advantages[2]).all()
 
 
+def halved(rewards_G, lengths_G=None):
+    return [(rewards - rewards.mean()) / 2 for rewards in rewards_G]
+
+
+def test_turn_credit_by_a_function_gets_each_turn_as_a_group():
+    turns = [np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.0]), np.array([np.nan, 1.0])]
+    made = of_turns(turns, gamma=0.5, choice=halved)
+    for own, means in zip(made, of_turns(turns, gamma=0.5), strict=True):
+        np.testing.assert_allclose(own, means / 2)
+    with pytest.raises(ConfigError, match=r"the advantage 'sums' .* return a list with an array"):
+        of_turns(turns, choice=sums)
+
+
+def sums(rewards_G, lengths_G=None):
+    return [rewards.sum() for rewards in rewards_G]
+
+
 def test_turn_credit_of_one_turn_is_the_mean_baseline():
     rewards = np.array([1.0, 0.0, np.nan, 0.5])
     by_turn = of_turns([np.array([r]) for r in rewards])

@@ -76,6 +76,15 @@ def test_a_turn_gets_what_came_after_it_minus_the_siblings_same_turn():
     assert advantages_by_sample(undiscounted) == [(5, -0.75), (5, 0.75), (15, -0.5), (15, 0.5)]
 
 
+def test_an_authors_function_credits_turns_too():
+    def doubled(rewards_G, lengths_G=None):
+        return [2 * (rewards - rewards.mean()) for rewards in rewards_G]
+
+    group = Group(0, 0, (record(1.0, (0.5, 0.0)), record(0.0, (0.0, 0.0))))
+    batch = build([group], [], config(credit="turn", gamma=0.5, advantage=doubled))
+    assert advantages_by_sample(batch) == [(5, -1.0), (5, 1.0), (15, -1.0), (15, 1.0)]
+
+
 def test_without_it_every_turn_gets_the_rollouts_advantage():
     """Negative control: the first turn of the second rollout earned its reward, and is punished for
     the end."""

@@ -125,14 +125,14 @@ def compute_advantages(
             lengths = [np.asarray(lengths_G[g], dtype=np.float64)[known_G[g]] for g in used]
         used_G = [rewards[g][known_G[g]] for g in used]
         computed = call("advantage", function, used_G, lengths, **parameters)
-        computed = _one_per_rollout(computed, function, used_G)
+        computed = one_per_rollout(computed, function, used_G)
         for g, values in zip(used, computed, strict=True):
             if g in live:
                 advantages[g][known_G[g]] = values
     return advantages
 
 
-def _one_per_rollout(
+def one_per_rollout(
     computed: Any, function: AdvantageFunction, rewards_G: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
     """The advantages of a function. *Raises* ConfigError for another form than an array [n] for

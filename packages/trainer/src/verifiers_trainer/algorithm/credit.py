@@ -20,12 +20,15 @@ import numpy as np
 
 from verifiers_trainer.algorithm.advantages import (
     ADVANTAGES,
+    AdvantageFunction,
     compute_advantages,
     has_too_few,
     is_dead,
     is_known,
     of_equals,
+    one_per_rollout,
 )
+from verifiers_trainer.algorithm.registry import call
 
 
 class CreditSettings(Protocol):
@@ -160,12 +163,16 @@ def _of_turns(part: Siblings, settings: CreditSettings) -> list[Any]:
     ]
 
 
-def turn_advantages(returns: Sequence[np.ndarray], *, choice: str = "mean") -> list[np.ndarray]:
+def turn_advantages(
+    returns: Sequence[np.ndarray], *, choice: str | AdvantageFunction = "mean"
+) -> list[np.ndarray]:
     """The advantage of each turn [turns] of siblings, from their ``returns`` [turns].
 
     ``choice`` is what "mean", "best" and "none" are for whole rollouts: the return minus the mean
     of that turn; 1 for the best return of that turn and NaN for the others, and for all if they are
-    equal; the return itself. A sibling with a NaN is unknown: it gets NaN and is not compared.
+    equal; the return itself. A function ``(rewards_G, lengths_G)`` of the caller's is called with the
+    returns of each turn as a group [siblings that have it]. A sibling with a NaN is unknown: it
+    gets NaN and is not compared.
 
     >>> turn_advantages([np.array([1.0, 1.0]), np.array([0.0])])
     [array([0.5, 0. ]), array([-0.5])]
@@ -178,6 +185,9 @@ def turn_advantages(returns: Sequence[np.ndarray], *, choice: str = "mean") -> l
         for turn in range(max(map(len, usable), default=0))
     ]
 
+    if choice not in ADVANTAGES:
+        return _by_function(ADVANTAGES.resolve(choice), returns, by_turn)
+
     def of(value: float, siblings: np.ndarray) -> float:
         if choice == "best":
             return 1.0 if value == siblings.max() > siblings.min() else math.nan
@@ -189,5 +199,20 @@ def turn_advantages(returns: Sequence[np.ndarray], *, choice: str = "mean") -> l
             if np.isnan(r).any()
             else np.array([of(*pair) for pair in zip(r, by_turn, strict=False)], float)
         )
+        for r in returns
+    ]
+
+
+def _by_function(
+    function: AdvantageFunction, returns: Sequence[np.ndarray], by_turn: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """The advantages of an author's function for the returns of each turn, put back to the turns of
+    each sibling. *Raises* ConfigError for another form."""
+    computed = one_per_rollout(call("advantage", function, by_turn, None), function, by_turn)
+    columns = [iter(turn) for turn in computed]
+    return [
+        np.full(len(r), math.nan)
+        if np.isnan(r).any()
+        else np.array([next(column) for _, column in zip(r, columns, strict=False)], float)
         for r in returns
     ]

@@ -172,8 +172,8 @@ def _remedy(reason: str, rollouts: Sequence[Rollout], config: RLConfig) -> str:
         return "generate them again, the command that did repeats those that failed"
     if reason == BELOW:
         best = max((r.reward for r in rollouts if not math.isnan(r.reward)), default=None)
-        known = "no reward is known" if best is None else f"the highest reward is {best:.3g}"
-        return f"{known}: set min_reward no higher, or leave it out"
+        highest = "no reward is known" if best is None else f"the highest reward is {best:.3g}"
+        return f"{highest}: set min_reward no higher, or leave it out"
     if reason == WITHOUT_TOKENS:
         return "their completions are empty"
     if reason == TRUNCATED:

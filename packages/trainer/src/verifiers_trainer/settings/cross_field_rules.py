@@ -304,10 +304,12 @@ def check_iterations(config: Any, world_size: int) -> list[str]:
 
 def check_credit(config: Any, world_size: int) -> list[str]:
     """Check the settings of credit per turn, and of advantages that the environment computes."""
-    if config.credit == "turn" and config.advantage not in CREDITED:
+    is_own = callable(config.advantage) or ":" in str(config.advantage)
+    if config.credit == "turn" and not is_own and config.advantage not in CREDITED:
         return [
             "credit='turn' compares the returns of a turn with those of the siblings, and"
-            f" advantage is {config.advantage!r}: use {' or '.join(map(repr, CREDITED))}"
+            f" advantage is {config.advantage!r}: use {' or '.join(map(repr, CREDITED))},"
+            " or a function of yours, which gets the returns of each turn as a group"
         ]
     if config.advantage == "environment":
         names = [name for name in CHANGE_REWARDS if getattr(config, name)]
