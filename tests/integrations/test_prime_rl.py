@@ -683,3 +683,55 @@ def test_an_evaluation_or_a_loss_without_a_counterpart_is_refused(tmp_path, befo
     assert text != EVALUATED
     with pytest.raises(vf.ConfigError, match=said):
         read(file(tmp_path, text))
+
+
+CURRENT = """
+max_steps = 20
+[model]
+name = "m"
+[trainer.model.ac]
+{ac}
+[orchestrator]
+max_inflight_rollouts = 64
+[[orchestrator.train.env]]
+name = "words"
+{env}
+[[orchestrator.eval.env]]
+{env}
+num_examples = 8
+"""
+
+
+@pytest.mark.parametrize("ac", ["", "freq = 1", 'mode = "full"'])
+@pytest.mark.parametrize(
+    "env", ['taskset = "reverse"', 'taskset = { id = "reverse", unit = "word" }', 'id = "reverse"']
+)
+def test_the_current_layout_is_read_where_it_has_a_counterpart(tmp_path, ac, env):
+    file = tmp_path / "rl.toml"
+    file.write_text(CURRENT.format(ac=ac, env=env))
+    document = read(file)
+    args = {"unit": "word"} if "unit" in env else {}
+    assert document["env"] == {"id": "reverse", "args": args, "name": "words"}
+    assert document["eval"] == {"num_examples": 8}
+    assert document["trainer"]["args"] == {
+        "max_steps": 20,
+        "gradient_checkpointing": True,
+        "max_concurrent": 64,
+        "use_lora": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("ac", "env", "named"),
+    [
+        ('mode = "selective"', 'taskset = "reverse"', "trainer.model.ac"),
+        ("", 'taskset = "reverse"\nharness = { id = "mini" }', "orchestrator.train.env.harness"),
+        ("", 'taskset = { unit = "word" }', "orchestrator.train.env has no id"),
+        ("", 'id = "other"\ntaskset = "reverse"', "orchestrator.train.env.taskset"),
+    ],
+)
+def test_what_the_current_layout_has_without_a_counterpart_is_named(tmp_path, ac, env, named):
+    file = tmp_path / "rl.toml"
+    file.write_text(CURRENT.format(ac=ac, env=env))
+    with pytest.raises(vf.errors.ConfigError, match=named):
+        read(file)

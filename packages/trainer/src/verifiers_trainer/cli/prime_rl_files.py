@@ -24,6 +24,7 @@ NUMBERS = {
     "seq_len": "max_seq_len",
     "rollouts_per_example": "rollouts_per_example",
     "max_concurrent": "max_concurrent",
+    "max_inflight_rollouts": "max_concurrent",
     "group_size": "rollouts_per_example",
     "mask_truncated_completions": "mask_truncated_completions",
     "zero_truncated_completions": "zero_truncated_completions",
@@ -69,6 +70,13 @@ SERVER_MODEL = (
 """Keys of an inference server and of its model that are vLLM flags of the same name."""
 IMPLEMENTATIONS = {"liger_kernel": True, "hf": False, "auto": None}
 """``model.impl`` -> ``use_liger``; None leaves the default."""
+EVERY_LAYER: tuple[dict[str, Any], ...] = (
+    {},
+    {"freq": 1},
+    {"mode": "full"},
+    {"mode": "full", "freq": 1},
+)
+"""Forms of ``[trainer.model.ac]`` that are ``gradient_checkpointing``."""
 GPUS = {"inference_gpu_ids": "inference", "trainer_gpu_ids": "trainer"}
 DEPLOYMENT = {"num_infer_gpus": ("inference", "gpus"), "num_train_gpus": ("trainer", "gpus")}
 WANDB = ("project", "name")
@@ -182,7 +190,8 @@ def _read_orchestrator(table: Mapping[str, Any], reading: _Reading, above: str) 
         elif key == "environment":
             reading.set(("env",), _environment(value, reading, above + key), above + key)
         elif key == "env":
-            tables = [_environment(entry, reading, above + key) for entry in value]
+            entries = value if isinstance(value, list) else [value]
+            tables = [_environment(entry, reading, above + key) for entry in entries]
             reading.set(("env",), tables[0] if len(tables) == 1 else tables, above + key)
         elif key == "train":
             for name in value.keys() - {"env", "sampling"}:
@@ -226,7 +235,8 @@ def _read_evaluation(table: Mapping[str, Any], reading: _Reading, above: str) ->
     held-out rows."""
     paths = {name: ("eval", ours) for name, ours in EVALUATION.items()}
     tables = table.get("env", [])
-    for number, environment in enumerate(tables if isinstance(tables, list) else [tables]):
+    for number, entry in enumerate(tables if isinstance(tables, list) else [tables]):
+        environment = _of_taskset(entry)
         trained = reading.document.get("env")
         evaluated = {name: environment.get(name) for name in ("id", "args")}
         if number or not isinstance(trained, dict) or evaluated["id"] not in (None, trained["id"]):
@@ -305,7 +315,7 @@ def _read_model(table: object, reading: _Reading, above: str) -> None:
             liger = IMPLEMENTATIONS[table_left.pop("impl")]
             if liger is not None:
                 reading.set((*ARGS, "use_liger"), liger, f"{above}.impl")
-        if table_left.get("ac") == {"freq": 1}:
+        if table_left.get("ac", 0) in EVERY_LAYER:
             table_left.pop("ac")
             reading.set((*ARGS, "gradient_checkpointing"), True, f"{above}.ac")
     _pick(table_left, paths, above, reading)
@@ -331,9 +341,23 @@ def _pick(
 
 def _environment(table: Mapping[str, Any], reading: _Reading, above: str) -> dict[str, Any]:
     """Read ``id``, ``args`` (unchanged) and the name in an ``EnvGroup``."""
+    table = _of_taskset(table)
     for key in table.keys() - {"id", "args", "name"}:
         reading.refuse(f"{above}.{key}")
     if "id" not in table:
         reading.problems.append(f"{reading.source}: {above} has no id")
     environment = {"id": table.get("id", ""), "args": dict(table.get("args") or {})}
     return environment | ({"name": table["name"]} if table.get("name") else {})
+
+
+def _of_taskset(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A table of an environment with the ``id`` and ``args`` of its taskset, as the current layout
+    has them: a name, or a table of the id and the settings."""
+    taskset = table.get("taskset")
+    if "id" in table or not isinstance(taskset, str | Mapping):
+        return table
+    settings = {"id": taskset} if isinstance(taskset, str) else dict(taskset)
+    above = {name: value for name, value in table.items() if name not in ("taskset", "args")}
+    identifier = {"id": settings.pop("id")} if "id" in settings else {}
+    args = {**settings, **(table.get("args") or {})}
+    return above | identifier | ({"args": args} if args else {})
