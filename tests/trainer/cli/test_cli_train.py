@@ -437,6 +437,24 @@ def test_a_run_trains_goes_on_and_begins_again(run):
     assert Path("outputs/test/earlier-1/checkpoint-3").is_dir()
 
 
+def test_a_second_run_trains_the_adapter_of_the_first_and_is_resumed(run):
+    lora = ("--trainer.args.use_lora", "true", "--trainer.args.max_steps", "1")
+    first = run("@", "run.toml", *lora, "--trainer.args.lora_rank", "4", "--output-dir", "one")
+    assert first.exit_code == 0, first.output
+    words = ("@", "run.toml", *lora, "--model", "one/checkpoint-1", "--output-dir", "two")
+    second = run(*words)
+    assert second.exit_code == 0, second.output
+    shown = " ".join(second.stderr.split())
+    assert "LoRA rank 4, alpha 32: the adapter of the model, trained further" in shown
+    assert "trains the adapter one/checkpoint-1 further: rank 4" in shown
+    more = run(*words, "--trainer.args.max_steps", "2")
+    assert more.exit_code == 0, more.output
+    assert Path("two/checkpoint-2/adapter_model.safetensors").is_file()
+    other = run(*words, "--trainer.args.lora_rank", "8", "--output-dir", "three")
+    assert other.exit_code == 2
+    assert "lora_rank is 8, and that of the adapter in one/checkpoint-1 is 4" in other.stderr
+
+
 def test_ctrl_c_saves_the_last_whole_step_and_the_same_command_goes_on(run):
     before = signal.getsignal(signal.SIGINT)
     result = run("@", "run.toml", "--trainer.args.max_steps", "50", "--env.args.interrupt_at", "60")

@@ -11,8 +11,10 @@ from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import verifiers as vf
-from support.training import run, small_policy, small_trainer
+from support.training import run, small_config, small_policy, small_trainer, toy_env
 from verifiers.errors import ConfigError
+from verifiers_trainer import RLTrainer
+from verifiers_trainer.cli.launch import served_name
 from verifiers_trainer.policy import adapters
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.policy.folder_client import load_folder
@@ -165,3 +167,105 @@ def test_the_error_names_the_adapters_file_and_the_base(tmp_path, monkeypatch, b
     assert str(folder / "adapter_config.json") in str(caught.value)
     assert repr(base) in str(caught.value)
     assert "write the whole path" in str(caught.value)
+
+
+# --- a new run that begins with an adapter --------------------------------------------------------
+
+STEPS = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """(folder of a trained adapter on two kinds of layers, its logits)."""
+    trainer = adapted_trainer(tmp_path / "first", target_modules=["q_proj", "up_proj"])
+    trainer.save_model(str(tmp_path / "saved"))
+    return tmp_path / "saved", logits(trainer.model)
+
+
+def beginning(folder, saved, **options):
+    """A trainer on the saved adapter, with the tokenizer that is saved with it."""
+    return RLTrainer(str(saved), toy_env(), small_config(folder, **{"use_lora": True, **options}))
+
+
+def test_a_new_run_trains_a_saved_adapter_further(saved, tmp_path, caplog):
+    folder, expected = saved
+    with caplog.at_level("INFO", "verifiers_trainer"):
+        trainer = beginning(tmp_path / "second", folder, **STEPS)
+    torch.testing.assert_close(logits(trainer.model), expected, atol=1e-5, rtol=1e-5)
+    said = f"trains the adapter {folder} further: rank 4, alpha 8, on q_proj, up_proj of "
+    assert said + base_of(folder) in caplog.text
+    args = trainer.args
+    assert (args.lora_rank, args.lora_alpha) == (4, 8)
+    assert args.lora_target_modules == ["q_proj", "up_proj"]
+    trained = {name for name, p in trainer.model.named_parameters() if p.requires_grad}
+    assert len(trained) == 4
+    assert all("lora_" in name for name in trained)
+    run(trainer)
+    after = logits(trainer.model)
+    assert (after - expected).abs().max() > 0
+    saved_again = tmp_path / "second" / "checkpoint-1"
+    assert base_of(saved_again) == base_of(folder)
+    torch.testing.assert_close(logits(with_peft(saved_again)), after, atol=1e-4, rtol=1e-4)
+    # the run is resumed as any
+    resumed = beginning(tmp_path / "second", folder, **STEPS | {"max_steps": 2})
+    run(resumed, resume_from_checkpoint=True)
+    assert resumed.state.global_step == 2
+
+
+def test_a_new_run_merges_a_saved_adapter_if_asked(saved, tmp_path, caplog):
+    folder, expected = saved
+    with caplog.at_level("INFO", "verifiers_trainer"):
+        trainer = beginning(tmp_path / "all", folder, merge_adapter=True, use_lora=False)
+    assert f"begins with {folder} merged into {base_of(folder)}" in caplog.text
+    assert not hasattr(trainer.model, "peft_config")
+    torch.testing.assert_close(logits(trainer.model), expected, atol=1e-4, rtol=1e-4)
+    another = beginning(tmp_path / "new", folder, merge_adapter=True, lora_rank=2)
+    torch.testing.assert_close(logits(another.model), expected, atol=1e-4, rtol=1e-4)
+    assert another.model.peft_config["default"].r == 2
+    another.save_model(str(tmp_path / "again"))
+    assert Path(base_of(tmp_path / "again")).parent == tmp_path / "new"
+    loaded = logits(with_peft(tmp_path / "again"))
+    torch.testing.assert_close(loaded, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_the_reference_is_the_policy_that_the_run_begins_with(saved, tmp_path):
+    folder, expected = saved
+    trainer = beginning(tmp_path / "second", folder, beta=0.1)
+    for parameter in trainer.model.parameters():
+        if parameter.requires_grad:
+            parameter.mul_(3)
+    reference = trainer.reference(input_ids=IDS).logits
+    torch.testing.assert_close(reference, expected, atol=1e-5, rtol=1e-5)
+    # negative control: of a new adapter it is the base
+    new = small_trainer(tmp_path / "new", model=small_policy(seed=3), use_lora=True, beta=0.1)
+    plain = logits(small_policy(seed=3))
+    torch.testing.assert_close(new.reference(input_ids=IDS).logits, plain)
+    assert (plain - expected).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lora_rank": 8}, "lora_rank is 8, and that of the adapter in {folder} is 4: leave"),
+        ({"lora_target_modules": ["q_proj"]}, r"lora_target_modules is \['q_proj'\], and that of"),
+        ({"use_lora": False}, "use_lora=False trains all weights: leave use_lora out"),
+        ({"lora_config": LoraConfig(r=4)}, "leave lora_config out, or set merge_adapter=True"),
+    ],
+    ids=str,
+)
+def test_settings_of_another_adapter_are_refused(saved, tmp_path, options, said):
+    with pytest.raises(ConfigError, match=said.format(folder=saved[0])):
+        beginning(tmp_path / "second", saved[0], **options)
+    same = {"lora_rank": 4, "lora_target_modules": ["up_proj", "q_proj"]}
+    beginning(tmp_path / "second", saved[0], **same)  # negative control
+
+
+def test_nothing_to_merge_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="'builtin:tiny' is not the folder of a saved adapter"):
+        small_trainer(tmp_path, model="builtin:tiny", merge_adapter=True)
+
+
+def test_a_server_is_started_with_the_base_of_an_adapter(saved):
+    assert served_name(str(saved[0])) == base_of(saved[0])
+    assert served_name("someone/a-model") == "someone/a-model"

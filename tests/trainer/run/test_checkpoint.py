@@ -266,6 +266,8 @@ def test_another_configuration_is_refused_with_every_difference(folder):
         trainer.train(resume_from_checkpoint=True)
     assert raised.value.differences == {"temperature": (1.0, 0.9), "learning_rate": (1e-3, 5e-4)}
     assert "temperature was 1.0, is 0.9" in str(raised.value)
+    way_out = f"a new run with its weights: model = '{folder / 'checkpoint-4'}', in another folder"
+    assert way_out in str(raised.value)
     assert weights_hash(trainer.model) == before
 
 

@@ -218,6 +218,11 @@ def server_words(plan: Plan, port: int, decision: Decision) -> list[str]:
         and not {"data_parallel_size", "tensor_parallel_size"} & flags.keys()
     ):
         flags["data_parallel_size"] = len(decision.inference_devices)
+    if config.merge_adapter:
+        raise ConfigError(
+            "merge_adapter = true: a vLLM server cannot load the merged model; write it with"
+            f" vf-train --export {plan.settings.model} OUT --merged, and train that"
+        )
     options = ["--model", served_name(plan.settings.model), "--port", str(port)]
     if config.use_lora and config.weight_sync in ("auto", "lora_dir"):
         lag = config.max_off_policy_steps
@@ -230,10 +235,12 @@ def server_words(plan: Plan, port: int, decision: Decision) -> list[str]:
 
 
 def served_name(model: str) -> str:
-    """Return a name that a server can load: the folder of a builtin model stored as files, else the
-    name itself."""
-    from verifiers_trainer.policy import builtin_models
+    """Return a name that a server can load: the folder of a builtin model stored as files, the base
+    of a saved adapter, else the name itself."""
+    from verifiers_trainer.policy import adapters, builtin_models
 
+    if (folder := adapters.adapter_folder(model)) is not None:
+        model = adapters.read_adapter(folder)["base_model_name_or_path"]
     return str(builtin_models.smollm2_folder()) if model == builtin_models.SMOLLM2 else model
 
 

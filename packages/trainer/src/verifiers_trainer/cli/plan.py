@@ -25,7 +25,7 @@ from verifiers_trainer.algorithm.registry import importing_nothing
 from verifiers_trainer.cli.settings import TrainSettings, read_settings, to_toml
 from verifiers_trainer.cli.sources import read_words
 from verifiers_trainer.pipeline.mixture import joined
-from verifiers_trainer.policy import checkpoint_files
+from verifiers_trainer.policy import adapters, checkpoint_files
 from verifiers_trainer.settings.config import RLConfig
 
 FOLDER_FLAGS = ("--output-dir", "--resume")
@@ -51,6 +51,7 @@ class Plan:
         """The settings with derived values."""
         config = self.config.private_copy()
         config.problems(config.world_size)
+        adapters.adopt_settings(self.settings.model, config)
         return config
 
     @property

@@ -26,6 +26,7 @@ from verifiers_trainer.cli.display import quiet_libraries, show_logs
 from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, printed_settings, step_of
 from verifiers_trainer.cli.report import rank
 from verifiers_trainer.policy import checkpoint_files
+from verifiers_trainer.policy.adapters import adapter_folder
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 from verifiers_trainer.run.progress import ProgressLine, closing_rows, draw, two_columns
 
@@ -381,6 +382,8 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         for env, args in environments
     ]
     sampling = ", ".join(f"{name} {value}" for name, value in config.sampling().items())
+    goes_on = adapter_folder(settings.model) is not None and not config.merge_adapter
+    further = ": the adapter of the model, trained further" if goes_on else ""
     rows = [
         ("model", settings.model),
         ("environment", " + ".join(calls)),
@@ -393,7 +396,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         (
             "weights",
             (
-                f"LoRA rank {config.lora_rank}, alpha {config.lora_alpha}"
+                f"LoRA rank {config.lora_rank}, alpha {config.lora_alpha}{further}"
                 if config.use_lora
                 else "all"
             ),

@@ -1,4 +1,5 @@
-"""Saved adapters: reading one with its base model, merging it, and a base that other programs load.
+"""Saved adapters: reading one with its base model, training it further, merging it, and a base that
+other programs load.
 
 An adapter's file names its base as an absolute folder or as a repository. A base that is in no file
 (``builtin:tiny``, a model made in a script) is written beside the run, once.
@@ -7,6 +8,7 @@ An adapter's file names its base as an absolute folder or as a repository. A bas
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +25,23 @@ from verifiers_trainer.policy.loading import get_model
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+    from verifiers_trainer.settings.config import RLConfig
+
+log = logging.getLogger(__name__)
+
 ADAPTER, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "base-"
 """Beginning of the name of a folder with a written base; a hash of the base follows."""
+
+
+SETTINGS = {
+    "lora_rank": "r",
+    "lora_alpha": "lora_alpha",
+    "lora_target_modules": "target_modules",
+    "lora_modules_to_save": "modules_to_save",
+    "lora_use_rslora": "use_rslora",
+}
+"""Setting -> its name in an adapter's file."""
 
 
 def adapter_folder(model: object) -> Path | None:
@@ -78,6 +94,92 @@ def load_adapter(
             " from the folder you work in: write the whole path as its base_model_name_or_path)"
         ) from error
     return PeftModel.from_pretrained(model, str(folder), is_trainable=is_trainable)
+
+
+# --- a run that begins with a saved adapter -------------------------------------------------------
+
+
+def adopt_settings(model: object, config: RLConfig) -> None:
+    """Where ``model`` names a saved adapter that is trained further, make its rank, scale and
+    layers those of the settings.
+
+    *Raises* ``ConfigError`` for settings of another adapter, and for ``merge_adapter`` where there
+    is none.
+    """
+    folder = adapter_folder(model)
+    if folder is None:
+        if config.merge_adapter:
+            raise ConfigError(
+                f"merge_adapter=True, and the model {model!r} is not the folder of a saved adapter:"
+                " leave merge_adapter out"
+            )
+        return
+    if config.merge_adapter:
+        return
+    instead = "or set merge_adapter=True, which merges it into its base first"
+    if config.is_given("use_lora") and not config.use_lora:
+        raise ConfigError(
+            f"{folder} is an adapter, and use_lora=False trains all weights: leave use_lora out to"
+            f" train the adapter further, {instead}"
+        )
+    if config.lora_config is not None:
+        raise ConfigError(f"{folder} has an adapter: leave lora_config out, {instead}")
+    described = read_adapter(folder)
+    values = {setting: described.get(name) for setting, name in SETTINGS.items()}
+    for setting, value in values.items():
+        setting_value = getattr(config, setting)
+        if config.is_given(setting) and _as_set(setting_value) != _as_set(value):
+            raise ConfigError(
+                f"{setting} is {setting_value!r}, and that of the adapter in {folder} is"
+                f" {value!r}: leave {setting} out, {instead}"
+            )
+        if isinstance(value, list):
+            values[setting] = sorted(value)
+    config.derive(use_lora=True, **{n: value for n, value in values.items() if value is not None})
+
+
+def _as_set(value: object) -> object:
+    return frozenset(value) if isinstance(value, list) else value
+
+
+def start_from(folder: Path, config: RLConfig) -> Any:
+    """The model that a run on a saved adapter trains: the adapter with its base, or with
+    ``merge_adapter`` an ordinary model that it is merged into. Says which.
+
+    *Raises* as ``load_adapter``.
+    """
+    described = read_adapter(folder)
+    base = described["base_model_name_or_path"]
+    options: Any = {"use_liger": config.use_liger, "model_kwargs": config.model_init_kwargs}
+    if config.merge_adapter:
+        model = merge_precisely(load_adapter(folder, **options)).requires_grad_(True)
+        # what is made of it has this base, and not that of the adapter
+        model.name_or_path = model.config.name_or_path = str(folder.absolute())
+        log.info("begins with %s merged into %s", folder, base)
+        return model
+    model = load_adapter(folder, is_trainable=True, **options)
+    model.begins_trained = True
+    targets = described.get("target_modules") or ()
+    log.info(
+        "trains the adapter %s further: rank %s, alpha %s, on %s of %s",
+        *(folder, described.get("r"), described.get("lora_alpha")),
+        *(targets if isinstance(targets, str) else ", ".join(sorted(targets)), base),
+    )
+    return model
+
+
+def begins_trained(model: object) -> bool:
+    """Whether the adapter of ``model`` was trained before the run."""
+    return getattr(model, "begins_trained", False) is True
+
+
+# --- merging --------------------------------------------------------------------------------------
+
+
+def merge_precisely(model: Any) -> Any:
+    """As ``merge``, computed in float32, with the precision of the base."""
+    dtype = next(model.get_base_model().parameters()).dtype
+    return merge(model.float()).to(dtype)
 
 
 def merge(model: Any) -> Any:

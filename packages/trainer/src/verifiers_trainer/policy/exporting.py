@@ -46,8 +46,7 @@ def export(source: str, target: Path, *, merged: bool = False) -> Path:
         else:
             model = adapters.load_adapter(folder, use_liger=False, model_kwargs=AS_SAVED)
             if merged:
-                dtype = next(model.get_base_model().parameters()).dtype
-                model = adapters.merge(model.float()).to(dtype)
+                model = adapters.merge_precisely(model)
             else:
                 adapters.record_base(model, tokenizer, target.parent)
         model.save_pretrained(new)

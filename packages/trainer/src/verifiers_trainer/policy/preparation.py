@@ -53,8 +53,12 @@ def load(model: object, tokenizer: object, config: RLConfig) -> tuple[Any, Any]:
             raise ConfigError(
                 "the model has no name_or_path to load its tokenizer from: pass processing_class=…"
             )
-        tokenizer = get_tokenizer(name)
-    if isinstance(model, str):
+        folder = adapters.adapter_folder(name)
+        tokenizer = get_tokenizer(name if folder is None else adapters.tokenizer_source(folder))
+    adapters.adopt_settings(model, config)
+    if (folder := adapters.adapter_folder(model)) is not None:
+        model = adapters.start_from(folder, config)
+    elif isinstance(model, str):
         model = get_model(model, use_liger=config.use_liger, model_kwargs=config.model_init_kwargs)
     return model, tokenizer
 

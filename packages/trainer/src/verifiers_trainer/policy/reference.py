@@ -1,8 +1,9 @@
 """The reference policy of the KL penalty ``beta``: the policy before training.
 
-With an adapter it is the base model with the adapter disabled, and takes no memory. Otherwise, and
-with ``sync_ref_model``, it is a frozen copy of the trained parameters, substituted for a forward
-pass of this module object alone: the engine has separate module objects and does not see it.
+With a new adapter it is the base model with the adapter disabled, and takes no memory. Otherwise
+(also of an adapter that was trained before), and with ``sync_ref_model``, it is a frozen copy of
+the trained parameters, substituted for a forward pass of this module object alone: the engine has
+separate module objects and does not see it.
 
 With ``sync_ref_model`` the copy follows the policy: every ``ref_model_sync_steps`` steps ref ←
 α·policy + (1-α)·ref, with α = ``ref_model_mixup_alpha`` (TR-DPO, arXiv 2404.09656). A copy is part
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from verifiers_trainer.distributed import fsdp
+from verifiers_trainer.policy.adapters import begins_trained
 from verifiers_trainer.policy.checkpoint_files import reading
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ class Reference:
         self.model, self.sync_steps, self.alpha = model, sync_steps, alpha
         self.weights: dict[str, Tensor] | None = None
         """Frozen values of the trained parameters; None: the adapter is disabled instead."""
-        if sync_steps is not None or not hasattr(model, "peft_config"):
+        is_base = hasattr(model, "peft_config") and not begins_trained(model)
+        if sync_steps is not None or not is_base:
             self.weights = {name: fsdp.part(trained).clone() for name, trained in _trained(model)}
 
     @classmethod

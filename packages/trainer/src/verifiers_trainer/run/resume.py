@@ -349,7 +349,7 @@ class Checkpoints:
         if saved.pop(WEIGHTS_ONLY, False):
             raise CheckpointError(
                 f"{folder} holds weights only (save_only_model=True), so training cannot be resumed"
-                " from it; give the folder as the model to start afresh with these weights",
+                f" from it; begin a new run with these weights: model = {str(folder)!r}",
                 path=str(folder),
             )
         saved.pop(OBJECTIVE, None)  # for readers: the settings behind it are compared in turn
@@ -415,11 +415,11 @@ def _require_same(
         for key, (old, new) in sorted(differences.items())
         if key not in (CODE, OWN_CODE)
     ]
+    new_run = f"begin a new run with its weights: model = {str(folder)!r}, in another folder"
     if reasons:
         listed = "; ".join([*reasons, f"{', '.join(changed)} changed"] if changed else reasons)
         raise RunMismatch(
-            f"{folder} belongs to another configuration: {listed}. Use those values, or start"
-            " afresh in another folder",
+            f"{folder} belongs to another configuration: {listed}. Use those values, or {new_run}",
             differences=differences,
             path=str(folder),
         )
@@ -427,8 +427,7 @@ def _require_same(
         raise RunMismatch(
             f"{folder} was trained with other code: {', '.join(changed)} changed since. Undo the"
             " change, continue with the present code (--accept-changed-code,"
-            " accept_changed_code=True), which its checkpoints record, or start afresh in another"
-            " folder",
+            f" accept_changed_code=True), which its checkpoints record, or {new_run}",
             differences=differences,
             path=str(folder),
         )

@@ -298,6 +298,9 @@ class Settings:
     """Modules that are fully trained, in addition to the adapter."""
     lora_use_rslora: bool = False
     """Scale the adapter by alpha / sqrt(rank) instead of alpha / rank (arXiv 2312.03732)."""
+    merge_adapter: bool = False
+    """With a saved adapter as the model: merge it into its base, and train the result as any model.
+    Off: that adapter is trained further."""
     lora_config: Annotated[Any, ADAPTER] = None
     """A ``peft.LoraConfig`` in place of all ``lora_*`` above."""
 
