@@ -55,7 +55,6 @@ def load(model: object, tokenizer: object, config: RLConfig) -> tuple[Any, Any]:
             )
         folder = adapters.adapter_folder(name)
         tokenizer = get_tokenizer(name if folder is None else adapters.tokenizer_source(folder))
-    adapters.adopt_settings(model, config)
     if (folder := adapters.adapter_folder(model)) is not None:
         model = adapters.start_from(folder, config)
     elif isinstance(model, str):

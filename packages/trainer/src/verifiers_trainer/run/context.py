@@ -108,6 +108,7 @@ class TrainingRun:
             check_environment(env, settings.num_env_workers)
             choose_advantage(env, settings)
         ranks = Ranks.of(settings)
+        adapters.adopt_settings(model, settings)
         model, tokenizer = preparation.load(model, tokenizer, settings)
         offline = None
         if is_offline:
