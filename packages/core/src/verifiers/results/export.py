@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 JSON_TEXT = {b"verifiers": b"json"}
 """Mark of a column of a Parquet file that is JSON text."""
+OF_THE_RUN = {b"verifiers": b"run"}
+"""Mark of a column of a Parquet file that is a fact of the run; a rollout that is read lacks it."""
 STRUCTURED = frozenset("info metrics error timing token_usage tool_defs".split())
 """Columns of lists and objects, whose texts are JSON in files without marks too."""
 TEXTS_ALONE = frozenset(("trajectory", "env_args"))
@@ -55,15 +57,22 @@ BATCH_SIZE = 2_000
 """Rollouts that are in memory while a Parquet file is written."""
 
 
-def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """A ``datasets.Dataset`` with the columns of all rollouts; unknown numbers are null."""
+def rows_to_dataset(rows: Sequence[Mapping[str, Any]], first: Iterable[str] = ()) -> Any:
+    """A ``datasets.Dataset`` with the columns of all rollouts, these ``first``; unknown numbers are
+    null."""
     from datasets import Dataset
 
     plain = [in_utf8(encoded_output(row)) for row in rows]
-    names = dict.fromkeys(name for row in plain for name in row)
+    names = dict.fromkeys(first) | dict.fromkeys(name for row in plain for name in row)
     return Dataset.from_dict(
         {name: _arrow_column(name, [row.get(name) for row in plain]) for name in names}
     )
+
+
+def facts_of_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row of a table says of its run: environment and model, so that tables of several runs
+    can be joined."""
+    return {name: metadata[name] for name in ("env_id", "model") if metadata.get(name)}
 
 
 def average_rewards(outputs: Sequence[RolloutOutput], siblings: int | None) -> list[float]:
@@ -98,7 +107,7 @@ def save(
     if write := _FILES.get(target.suffix):
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as new:
-            write(rollouts, new)
+            write(rollouts, new, facts_of_run(metadata))
         return
     if (target / RESULTS_NAME).exists():
         raise ConfigError(
@@ -114,18 +123,19 @@ def save(
 Rollouts = Callable[[], Iterator[RolloutOutput]]
 
 
-def _write_lines(rollouts: Rollouts, file: Path) -> None:
+def _write_lines(rollouts: Rollouts, file: Path, facts: Mapping[str, Any]) -> None:
     with file.open("xb") as opened:
         opened.writelines(encode_row(row) + b"\n" for row in journal_rows(rollouts()))
 
 
-def _write_csv(rollouts: Rollouts, file: Path) -> None:
+def _write_csv(rollouts: Rollouts, file: Path, facts: Mapping[str, Any]) -> None:
     names = dict.fromkeys(itertools.chain.from_iterable(journal_rows(rollouts())))
+    names |= dict.fromkeys(facts)
     with file.open("x", encoding="utf-8", errors="backslashreplace", newline="") as opened:
         writer = csv.DictWriter(opened, list(names), lineterminator="\n")
         writer.writeheader()
         for row in journal_rows(rollouts()):
-            writer.writerow({name: _as_cell(value) for name, value in row.items()})
+            writer.writerow({name: _as_cell(value) for name, value in {**facts, **row}.items()})
 
 
 def _as_cell(value: object) -> object:
@@ -162,15 +172,15 @@ def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[list[dict[str, Any]]
 # --- Parquet --------------------------------------------------------------------------------------
 
 
-def _write_parquet(rollouts: Rollouts, file: Path) -> None:
+def _write_parquet(rollouts: Rollouts, file: Path, facts: Mapping[str, Any]) -> None:
     """Write one row group for ``BATCH_SIZE`` rollouts; reads them twice where later batches have
     other columns or types."""
     types: dict[str, pa.DataType | None] = {}
-    while not _write_batches(_batches(rollouts()), types, file):
+    while not _write_batches(_batches(rollouts()), types, file, facts):
         pass  # again, with the types of all
 
 
-_FILES: dict[str, Callable[[Rollouts, Path], None]] = {
+_FILES: dict[str, Callable[[Rollouts, Path, Mapping[str, Any]], None]] = {
     ".parquet": _write_parquet,
     ".csv": _write_csv,
     ".jsonl": _write_lines,
@@ -178,7 +188,10 @@ _FILES: dict[str, Callable[[Rollouts, Path], None]] = {
 
 
 def _write_batches(
-    batches: Iterator[list[dict[str, Any]]], types: dict[str, pa.DataType | None], file: Path
+    batches: Iterator[list[dict[str, Any]]],
+    types: dict[str, pa.DataType | None],
+    file: Path,
+    facts: Mapping[str, Any],
 ) -> bool:
     """Write a Parquet file of columns of these types, those of the first batch where there are none
     yet.
@@ -217,9 +230,12 @@ def _write_batches(
             arrays[REMAINDER] = pa.array(
                 [encode_row(each).decode() if each else None for each in remainders], pa.string()
             )
-            texts = {REMAINDER, *(name for name, kind in types.items() if kind is None)}
+            marks = {name: JSON_TEXT for name, kind in types.items() if kind is None}
+            marks[REMAINDER] = JSON_TEXT
+            for name in facts.keys() - types.keys():
+                arrays[name], marks[name] = pa.array([facts[name]] * len(rows)), OF_THE_RUN
             schema = pa.schema(
-                pa.field(name, array.type, metadata=JSON_TEXT if name in texts else None)
+                pa.field(name, array.type, metadata=marks.get(name))
                 for name, array in arrays.items()
             )
             writer = writer or parquet.ParquetWriter(str(file), schema)
@@ -245,7 +261,12 @@ def read_parquet(file: Path) -> Iterator[dict[str, Any]]:
                 for field in strings
                 if field.name in STRUCTURED or JSON_TEXT.items() <= (field.metadata or {}).items()
             }
-            for batch in opened.iter_batches(BATCH_SIZE):
+            of_rollouts = [
+                field.name
+                for field in opened.schema_arrow
+                if not OF_THE_RUN.items() <= (field.metadata or {}).items()
+            ]
+            for batch in opened.iter_batches(BATCH_SIZE, columns=of_rollouts):
                 names = batch.schema.names
                 columns = [
                     _as_read(name in texts, name, batch.column(name), REMAINDER not in names)

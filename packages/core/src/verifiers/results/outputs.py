@@ -20,6 +20,7 @@ from verifiers.results.atif import to_trajectory
 from verifiers.results.comparison import DETECT, Comparison, Measured, compare_runs
 from verifiers.results.export import (
     average_rewards,
+    facts_of_run,
     rows_to_dataset,
     save,
     write_trajectories,
@@ -290,8 +291,12 @@ class GenerateOutputs(ResultColumns):
         )
 
     def to_dataset(self) -> Any:
-        """The rollouts as a ``datasets.Dataset``; unknown numbers are null."""
-        return rows_to_dataset(self.outputs)
+        """The rollouts as a ``datasets.Dataset``; unknown numbers are null. Each row also names its
+        environment, its model and, by ``example_hash``, its example."""
+        facts = facts_of_run(self.metadata)
+        rows = ({"example_hash": content_hash(output)} | facts | output for output in self.outputs)
+        order = [*dict.fromkeys(name for output in self.outputs for name in output)]
+        return rows_to_dataset(list(rows), order)
 
     def to_arrow(self) -> Any:
         """The rollouts as a ``pyarrow.Table``, one row per rollout; unknown numbers are null."""
