@@ -24,12 +24,17 @@ import numpy as np
 import verifiers as vf
 from compat import players
 from support.agents import CLIENT, WRITER
+from verifiers.rollouts.rollout import SAVED
 from verifiers.testing import ByteTokenizer, FakeServer, ScriptedClient
 
 FOLDER = Path(__file__).parents[1] / "data/golden"
 PACKAGES = Path(__file__).parents[1] / "compat/packages"
 OPTIONS = {"max_concurrent": 1, "state_columns": ["trajectory"]}
-ADDED = {"agent_failed", "judge_replies"}
+ADDED = {
+    *("agent_failed", "judge_replies"),
+    *(name for name, field in SAVED.items() if field.saved.when == "if set"),
+    *("failed_requests", "received"),
+}
 """Metrics and columns that the dumps' commit did not have."""
 OF_THE_CLOCK = {
     "timing",

@@ -79,7 +79,9 @@ def test_the_keywords_of_evaluate_are_the_run_options_and_the_sampling_arguments
         < set(COUNTS)
     )
     types, keywords = (
-        typing.get_type_hints(kind, localns={"Progress": Progress})
+        typing.get_type_hints(
+            kind, localns={"Progress": Progress, "GenerateOutputs": vf.GenerateOutputs}
+        )
         for kind in (RunOptions, EvaluateOptions)
     )
     for name in options:

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeAlias, TypeGuard
 from verifiers.errors import DatasetError
 from verifiers.runtime.bounded import encoding_of, open_file
 from verifiers.runtime.decoding import decode_json
+from verifiers.runtime.install_lines import install_line
 
 EVAL_SPLITS = ("test", "validation")
 ACCEPTED = (
@@ -306,8 +307,8 @@ def _open_xlsx(path: Path) -> Rows:
         import openpyxl  # noqa: F401  what pandas reads it with
     except ImportError as error:
         raise DatasetError(
-            f"{path} is a workbook of Excel: pip install 'verifiers[excel]' reads it, or save the"
-            " sheet as CSV UTF-8",
+            f"{path} is a workbook of Excel, which is read with {install_line('verifiers', 'excel')};"
+            " or save the sheet as CSV UTF-8",
             path=str(path),
         ) from error
     import pandas

@@ -73,6 +73,10 @@ class GenerateOutputs(ResultColumns):
     (True, 1, 'm')
     """
 
+    if TYPE_CHECKING:
+        states: list[State]
+        state: list[State]
+
     def __init__(
         self,
         outputs: Sequence[RolloutOutput] | None = None,

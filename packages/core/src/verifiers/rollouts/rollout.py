@@ -31,6 +31,12 @@ def _error(value: Any) -> ErrorInfo | None:
     return None if value is None else ErrorInfo.of(value)
 
 
+def _advantage(value: object) -> float | None:
+    """Null is unknown or not computed, which only the whole group shows; NaN is unknown."""
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return math.nan if is_nan else known_number(value)
+
+
 class RolloutInput(TypedDict, total=False):
     """A dataset row as the input of a rollout; further columns are allowed.
 
@@ -89,7 +95,7 @@ class Rollout:
     completion: Annotated[Any, Saved(read=saved_messages, column="completions")] = None
     """Messages (or text) after the row's prompt."""
     advantage: Annotated[
-        float | None, Saved(column="advantages", read=known_number, index="number")
+        float | None, Saved(column="advantages", read=_advantage, index="number")
     ] = None
     """As the rubric computed it over the group: by its ``@advantage`` method, else reward minus
     mean. None before."""
