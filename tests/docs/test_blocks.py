@@ -63,12 +63,6 @@ def test_slow_blocks_are_tried_out_too():
     ] == ["guide.md"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_a_guide_is_read_in_one_sitting(page):
-    if "reference" not in page.parts:
-        assert len(page.read_text(encoding="utf-8").split()) <= 1_500
-
-
 def test_few_blocks_are_not_run():
     blocks = [
         block

@@ -660,7 +660,6 @@ def answers_in_text():
         hashed("42"),
         hashed("a #### 1 #### 2"),
         hashed("x #### 42 "),
-        boxed("\\boxed {5}"),
         boxed("\\boxed{1} then \\boxed{2}"),
         boxed("none"),
         boxed("\\boxed{a{b}c}"),

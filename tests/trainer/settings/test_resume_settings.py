@@ -67,13 +67,19 @@ def resumed(folder):
     return load
 
 
+OTHER_NAMES = {"loss": "dr_grpo", "advantage": "none"}
+"""Settings whose other value must be one that exists: its code is compared, too."""
+
+
 def other_value(name, value):
     """A value that the setting may have by its own line, other than ``value``."""
     choices = [
         choice for part in PARTS[name] if get_origin(part) is Literal for choice in get_args(part)
     ]
     span = mark(name, Meta)
-    if choices:
+    if name in OTHER_NAMES:
+        changed = OTHER_NAMES[name]
+    elif choices:
         changed = next(choice for choice in choices if choice != getattr(value, "value", value))
     elif isinstance(value, bool):
         return not value

@@ -237,9 +237,9 @@ class GRPOTrainer(RLTrainer):
             logs = named_as_in_trl(self.last_step, self._function_names) | logs
         super().log(logs, start_time)
 
-    def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
-        """As ``RLTrainer.evaluate``; the mean of each reward function also under TRL's name."""
-        metrics = super().evaluate(*arguments, **keywords)
+    def _record_evaluation(self, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """As of ``RLTrainer``; the mean of each reward function also under TRL's name."""
+        metrics = super()._record_evaluation(compute)
         means = {
             f"eval_rewards/{name}/mean": metrics[f"eval_{name}"]
             for name in self._function_names
