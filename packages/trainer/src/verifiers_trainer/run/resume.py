@@ -141,7 +141,7 @@ class Checkpoints:
         """Source files and functions that changed between two sessions of the run, and were
         accepted."""
         self.provenance: dict[str, Any] = {}
-        """Where this session's numbers come from; rank 0 alone."""
+        """Where the numbers of the present process come from; rank 0 alone."""
         self._code: dict[str, dict[str, str]] = {}
         """As of the beginning: files may be edited during the run."""
         self._weights: dict[str, str] = {}
