@@ -32,6 +32,7 @@ from verifiers.clients import (
 from verifiers.clients.reply import TokenTexts, Vocabulary, decode, to_response
 from verifiers.errors import (
     AuthenticationFailed,
+    BudgetExhausted,
     ConfigError,
     EmptyModelResponseError,
     EndpointUnreachable,
@@ -447,7 +448,7 @@ async def test_incomplete_token_data_are_refused_by_name_when_required_and_dropp
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
-        ('{"base_resp": {"status_msg": "insufficient balance"}}', vf.RateLimited),
+        ('{"base_resp": {"status_msg": "insufficient balance"}}', BudgetExhausted),
         ('{"choices": null, "status_msg": "context window exceeds limit"}', OverlongPromptError),
         ('{"error_code": 336103, "error_msg": "Prompt tokens too long"}', OverlongPromptError),
         ('[{"error": {"status": "RESOURCE_EXHAUSTED"}}]', vf.RateLimited),

@@ -147,10 +147,10 @@ def can_be_scored(rollout: Rollout) -> bool:
 
 def weighted(weights: Mapping[str, float], rollout: Rollout) -> float:
     """Σ weight · metric over the functions that apply to a rollout; NaN when a metric of these is
-    missing or unknown, and when no function applies. 0 if none has a weight, as was asked."""
+    missing or unknown, and when there is none."""
     left_out, metrics = rollout.not_applicable, rollout.metrics
     terms = [w * metrics.get(name, NAN) for name, w in weights.items() if name not in left_out]
-    return sum(terms, 0.0) if terms or not weights else NAN
+    return sum(terms, 0.0) if terms else NAN
 
 
 def leave_unscored(states: Sequence[State]) -> None:

@@ -130,7 +130,9 @@ class RewardWeights:
                 # credit per turn reads it: the sum of turns' rewards may have gained or lost weight
                 turn_sum = replace(rubric.plan(), weights=effective).turn_sum
                 state.record.note_turn_sum(turn_sum, effective)
-                state["reward"] = number(rewards.weighted(effective, state.record))
+                # all weights 0 is what was asked for
+                reward = rewards.weighted(effective, state.record) if effective else 0.0
+                state["reward"] = number(reward)
 
     def weights_of(self, epoch: int, state: State) -> Mapping[str, float]:
         """The weight of each function with nonzero weight in ``epoch``, in the environment of this

@@ -92,7 +92,8 @@ def reward_of(env: Environment, state: State) -> float:
     if rubric.scores_itself:
         reward = state["reward"]
         return math.nan if reward is None else float(reward)
-    return weighted(rubric.plan().weights, state.record)
+    weights = rubric.plan().weights
+    return weighted(weights, state.record) if weights else 0.0  # all weights 0: as was asked
 
 
 def _prompt(prompt: object) -> Any:
