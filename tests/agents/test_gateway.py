@@ -302,3 +302,23 @@ async def test_bodies_of_no_announced_length_count_for_their_agent_as_they_come(
         writer.close()
     for route in (bad, good):
         route.close("over")
+
+
+async def test_a_refused_request_is_tried_anew_when_it_is_sent_again():
+    route = gateway().open()
+
+    async def rollout():
+        (await route.next()).refuse(503, "the model did not answer")
+        await answer(route)
+
+    task = asyncio.ensure_future(rollout())
+    refused = await post(route, "chat/completions", BODY)
+    again = await asyncio.wait_for(post(route, "chat/completions", BODY), 10)
+    await task
+    assert refused[0] == 503
+    # negative control: what was answered is a repetition, which nobody generates again
+    repeated = await asyncio.wait_for(post(route, "chat/completions", BODY), 10)
+    for status, text in (again, repeated):
+        assert (status, json.loads(text)["choices"][0]["message"]["content"]) == (200, "hello")
+    route.close("over")
+    assert (await post(route, "chat/completions", BODY))[0] == 404

@@ -311,3 +311,45 @@ async def test_a_body_that_stands_still_is_refused_before_its_time_is_over():
         writer.close()
     finally:
         echo.stop()
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize(
+    ("lines", "body", "said"),
+    [
+        (
+            "Content-Encoding: br\r\nContent-Length: 2\r\n",
+            b"xx",
+            "the body cannot be decoded, send it",
+        ),
+        ("Content-Encoding: gzip\r\nContent-Length: 2\r\n", b"xx", "the body cannot be decoded as"),
+        ("bad header\r\n", b"", "the request is no HTTP"),
+    ],
+    ids=["br", "gzip", "header"],
+)
+async def test_what_cannot_be_read_is_refused_in_the_form_of_its_path(
+    server, name, lines, body, said, monkeypatch
+):
+    monkeypatch.setattr("aiohttp.http_parser.HAS_BROTLI", False)
+    path = f"/v1/{DIALECTS[name].PATHS[0]}"
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{lines}\r\n"
+    writer.write(head.encode() + body)
+    got = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    fields = json.loads(got.partition(b"\r\n\r\n")[2])
+    sentence = fields["error"]["message"]
+    assert b" 400 " in got.partition(b"\r\n")[0]
+    assert said in sentence
+    assert "\n" not in sentence
+    assert fields == DIALECTS[name].error_body(400, sentence)
+
+
+async def test_a_fault_of_the_server_is_told_in_the_form_of_its_path(server, monkeypatch):
+    async def broken(self, request):
+        raise LookupError("what nobody else may read")
+
+    monkeypatch.setattr(Echo, "respond", broken)
+    status, text = await post(server, "/v1/messages")
+    sentence = "the server failed, its log says why"
+    assert (status, json.loads(text)) == (500, DIALECTS["messages"].error_body(500, sentence))

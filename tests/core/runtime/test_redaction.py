@@ -317,10 +317,77 @@ def test_a_secret_that_begins_another_leaves_nothing_of_it(monkeypatch):
     assert redacted_text("x Zq7-value-and-more, Zq7-value") == "x ***, ***"
 
 
-def test_headers_that_say_what_is_sent_are_no_secrets(monkeypatch):
+PLAIN_HEADERS = {
+    "Content-Type": "application/json",
+    "anthropic-version": "2023-06-01",
+    "anthropic-beta": "token-efficient-tools",
+    "User-Agent": "Mozilla/5.0 (X11; Linux x86_64)",
+    "X-Title": "Night of the reasoning models",
+    "HTTP-Referer": "https://example.org/reasoning",
+    "X-Region": "eu-central",
+    "OpenAI-Organization": "research-lab",
+    "X-Env": "production",
+    "X-Run": "12345678",
+    "X-Since": "2026-11-29",
+}
+SECRET_HEADERS = {
+    "Authorization": "open-sesame",
+    "X-Api-Key": "production",
+    "apikey": "production",
+    "X-Team-Token": "12345678",
+    "X-Judge-Auth": "correct horse",
+    "Cookie": "session-of-somebody",
+    "X-Access": "staircase",
+    "X-Gate": "correct-horse-battery",
+    "X-Door": "staircase",
+    "X-Count": "12345678",
+    "X-Team": "Bearer night-shift",
+    "X-Project": "tk4fQ29zLw",
+    "X-Org": "0123456789abcdef",
+    "X-Client": "aGVsbG8gd29ybGQ=",
+    "X-Model": "abcdefghijklmnopqrstuvwxyz",
+    "X-Name": "kLmNoPqRsT",
+    "X-Run": "98765432109876",
+    "X-Title": "Night of Zq7-hours",
+    "X-Code": "hunter-two",
+}
+
+
+@pytest.mark.parametrize("name", PLAIN_HEADERS)
+@pytest.mark.parametrize("nested", [False, True])
+def test_headers_that_are_plain_are_shown(monkeypatch, name, nested):
     monkeypatch.setattr(redaction, "_remembered", set())
-    remember_headers({"Content-Type": "application/json", "anthropic-version": "2023-06-01"})
-    assert redacted_text("application/json of 2023-06-01") == "application/json of 2023-06-01"
+    headers = {name: PLAIN_HEADERS[name]}
+    if nested:
+        remember_secrets({"judge": {"extra_headers": headers}})
+    else:
+        remember_headers(headers)
+    text = f"refused in {PLAIN_HEADERS[name]}, twice"
+    assert redacted_text(text) == text
+
+
+@pytest.mark.parametrize("name", SECRET_HEADERS)
+@pytest.mark.parametrize("nested", [False, True])
+def test_headers_that_may_be_secrets_by_name_or_shape_are_hidden(monkeypatch, name, nested):
+    monkeypatch.setattr(redaction, "_remembered", set())
+    value = SECRET_HEADERS[name]
+    text = f"refused in {value.removeprefix('Bearer ')}, twice"
+    assert redacted_text(text) == text  # negative control
+    if nested:
+        remember_secrets({"judge": [{"headers": {"of all": {name: value}}}]})
+    else:
+        remember_headers({name: value})
+    assert redacted_text(text) == "refused in ***, twice"
+
+
+def test_an_error_of_an_endpoint_shows_its_plain_headers_and_values_of_its_query(monkeypatch):
+    monkeypatch.setenv("NIGHT_TEAM", "research-lab")
+    client = OpenAIChatCompletionsClient(
+        base_url="http://127.0.0.1:1/v1?api-version=2024-10-21&sig=hunter",
+        headers={"X-Region": "eu-central", "X-Gate": "open-sesame", "X-Org": "$NIGHT_TEAM"},
+    )
+    text = "2024-10-21 in eu-central: hunter, open-sesame, research-lab"
+    assert client._endpoint(None).redact(text) == "2024-10-21 in eu-central: ***, ***, ***"
 
 
 def test_arguments_of_a_tool_server_hold_no_key_in_the_identity_of_a_run():

@@ -87,6 +87,11 @@ class Call:
     def refuse(self, status: int, message: str) -> None:
         self._settle(ModelRefused(message, status=status))
 
+    @property
+    def is_refused(self) -> bool:
+        """On the gateway's loop."""
+        return self._future.done() and isinstance(self._future.result(), ModelRefused)
+
     def _settle(self, outcome: Response | ModelRefused) -> None:
         # the gateway ended with the process: no agent is left to answer
         with contextlib.suppress(RuntimeError):
@@ -164,9 +169,11 @@ class Route:
     # --- on the gateway's loop
 
     def receive(self, dialect: str, request: DialectRequest, headers: Mapping[str, str]) -> Call:
-        """The call of a request: a new call, or the call that it repeats."""
+        """The call of a request: a new call, or the call that it repeats. A call that was refused is
+        not repeated, it generated nothing."""
         key = _key(dialect, request)
-        if (earlier_call := self._calls.get(key)) is not None:
+        earlier_call = self._calls.get(key)
+        if earlier_call is not None and not earlier_call.is_refused:
             earlier_call.num_repeats += 1
             return earlier_call
         loop = asyncio.get_running_loop()

@@ -35,8 +35,15 @@ from verifiers.clients.reply import Completion, StreamedError, excerpt, to_respo
 from verifiers.clients.retry import RetryPolicy, call_with_retries
 from verifiers.clients.sdk import is_sdk_object
 from verifiers.clients.spending import metered
-from verifiers.errors import MalformedResponse, ModelError, ModelUnavailable, VerifiersError
+from verifiers.errors import (
+    EndpointUnreachable,
+    MalformedResponse,
+    ModelError,
+    ModelUnavailable,
+    VerifiersError,
+)
 from verifiers.runtime.calls import PerLoop
+from verifiers.runtime.http_clients import tls_fault
 from verifiers.storage.identity import Free, Identified
 from verifiers.types import ModelRequest, Response
 
@@ -130,6 +137,8 @@ class _Adapter(Identified, ABC):
             retry_after = headers.get("retry-after-ms"), headers.get("retry-after")
             return failure(status, _body(error), endpoint, model, retry_after)
         text = endpoint.redact(f"{self!r} failed: {type(error).__name__}: {error}")
+        if fault := tls_fault(error):
+            return EndpointUnreachable(f"no answer from {endpoint.url}: {fault}", url=endpoint.url)
         names = {cls.__name__ for cls in type(error).__mro__}
         if names & {"APIConnectionError", "APITimeoutError"} or isinstance(error, OSError):
             return ModelUnavailable(text, url=endpoint.url)

@@ -59,8 +59,18 @@ from verifiers.runtime.bounded import TooLong, read_chunks, size_text
 from verifiers.runtime.calls import PerLoop
 from verifiers.runtime.deadlines import Deadline
 from verifiers.runtime.decoding import decode_message
-from verifiers.runtime.http_clients import header_value, is_loopback_url, open_session
-from verifiers.runtime.redaction import digested, remember_secrets, remember_values
+from verifiers.runtime.http_clients import (
+    header_value,
+    is_loopback_url,
+    open_session,
+    tls_fault,
+)
+from verifiers.runtime.redaction import (
+    digested,
+    is_plain_header,
+    remember_secrets,
+    remember_values,
+)
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.described import describe, type_name
 from verifiers.storage.identity import Free, Identified
@@ -336,6 +346,9 @@ class HttpClient(Identified, ABC):
             what = _timeout_text(error, self.config)
             raise ModelUnavailable(f"{self.base_url} {what}", url=self.base_url) from error
         except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, OSError) as error:
+            if fault := tls_fault(error):  # no repetition and no other server mends it
+                message = f"no answer from {self.base_url}: {fault}"
+                raise EndpointUnreachable(message, url=self.base_url) from error
             message = f"no answer from {self.base_url} ({_connection_fault(error)})"
             raise ModelUnavailable(pool.endpoint.redact(message), url=self.base_url) from error
         except ValueError as error:  # raised by aiohttp for a header with a line end
@@ -393,7 +406,16 @@ class HttpClient(Identified, ABC):
 
     def _endpoint(self, key: str | None) -> Endpoint:
         has_key = self._api_key is not None
-        secrets = {key or "", *self._headers().values(), *self._query.values()}
+        written = self.config.extra_headers
+        sent = [*self._headers().items(), *self._query.items()]
+        secrets = {
+            key or "",
+            *(  # what a variable brought is always hidden
+                value
+                for name, value in sent
+                if written.get(name, value) != value or not is_plain_header(name, value)
+            ),
+        }
         return Endpoint(
             url=self.base_url,
             key_name=(

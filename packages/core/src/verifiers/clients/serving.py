@@ -1,8 +1,8 @@
 """The base of the servers of model APIs: HTTP in a thread and an event loop of its own.
 
 The promise: the body of a request is read, bounded and parsed here (`ModelServer.max_body_bytes`,
-`read_object`); a request that cannot be served (``ModelRefused``) is answered in its own dialect,
-also inside a stream; a stream begins with its first event, and a reader that disconnects ends it
+`read_object`); a request that cannot be served (``ModelRefused``), or not even be read, is answered
+in its own dialect, also inside a stream; a stream begins with its first event, and a reader that disconnects ends it
 (`send_stream`). What is served is each server's own (`ModelServer.respond`).
 """
 
@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.typedefs import Handler
 
 from verifiers.clients.dialects import DIALECTS, Dialect
@@ -32,6 +33,8 @@ from verifiers.runtime.origins import foreign_page
 
 SHORT_BYTES = 2**20
 """A body that is read without waiting for room."""
+MAX_LINE_BYTES = 400
+"""Of the first line of a request that cannot be read."""
 START_S = 20.0
 STOP_S = 10.0
 DIALECT_OF = {path: dialect for dialect in DIALECTS.values() for path in dialect.PATHS}
@@ -108,7 +111,7 @@ class ModelServer(ABC):
         self._growing: dict[web.RequestHandler, None] = {}
         self._held_bytes, self._room = 0, asyncio.Condition()
         make = partial(web.BaseRequest, loop=self._loop, client_max_size=self.max_body_bytes)
-        self.http = web.Server(
+        self.http = _Server(
             self._answered,
             request_factory=make,
             handler_cancellation=True,
@@ -219,6 +222,64 @@ class _Stalled(Exception):
     """Nothing of a body came for too long."""
 
 
+class _Connection(web.RequestHandler):
+    """Its answer to what cannot be read, or fails, is JSON as all others."""
+
+    def __init__(self, server: _Server, **options: Any):
+        super().__init__(server, **options)
+        self._server = server
+        self._arrived = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._arrived = data[:MAX_LINE_BYTES]  # of a request that is not read nothing else is left
+        super().data_received(data)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        plain = super().handle_error(request, status, exc, message)  # which writes to the log
+        words = " ".join((message or "").split())[:200]
+        if isinstance(exc, ContentEncodingError):
+            sentence = f"the body cannot be decoded, send it as gzip or as it is: {words}"
+        elif isinstance(exc, HttpProcessingError):
+            sentence = f"the request is no HTTP: {words}"
+        else:
+            sentence = f"the server failed{f': {words}' if words else ', its log says why'}"
+        path = request.path
+        if isinstance(exc, HttpProcessingError):
+            line = self._arrived.split(b"\r\n", 1)[0].split(b" ")
+            path = line[1].decode("latin-1") if len(line) > 1 else ""
+        answer = web.Response(
+            body=encode(self._server.error_body(path.partition("?")[0], status, sentence)),
+            status=plain.status,
+            content_type="application/json",
+        )
+        answer.force_close()
+        return answer
+
+
+class _Server(web.Server):
+    """A server whose connections are `_Connection`."""
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+    @staticmethod
+    def error_body(path: str, status: int, sentence: str) -> Mapping[str, Any]:
+        """What stands in the answer to a request to ``path`` that cannot be read."""
+        return dialect_of(path).error_body(status, sentence)
+
+
+class _AppServer(_Server):
+    @staticmethod
+    def error_body(path: str, status: int, sentence: str) -> Mapping[str, Any]:
+        return {"detail": sentence}
+
+
 class IdleConnections:
     """Connections of a server without a request in flight: so many per socket, for so long."""
 
@@ -297,6 +358,7 @@ async def open_app(app: web.Application, host: str, port: int) -> web.AppRunner:
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=5, logger=log)
     await runner.setup()
     assert runner.server is not None
+    runner.server.__class__ = _AppServer  # a runner of an application makes its server itself
     connections.append(IdleConnections(runner.server, ModelServer.max_idle, ModelServer.max_idle_s))
     try:
         await web.TCPSite(runner, host, port).start()
@@ -309,7 +371,7 @@ async def open_app(app: web.Application, host: str, port: int) -> web.AppRunner:
 def _undecodable(request: web.BaseRequest, error: Exception) -> str:
     encoding = request.headers.get("Content-Encoding", "")[:40]
     kind = f" as Content-Encoding: {encoding}" if encoding else ""
-    return f"the body cannot be decoded{kind}: {str(error)[:200]}"
+    return f"the body cannot be decoded{kind}: {' '.join(str(error).split())[:200]}"
 
 
 def _is_unix(transport: asyncio.BaseTransport | None) -> bool:

@@ -2,13 +2,15 @@
 
 A server on loopback is never reached through a proxy, whatever the variables of the process say:
 the proxy would be asked for itself, and would get the key. A redirect is not followed with a key
-that belongs to another address. The clients of vendors' own packages are not ours.
+that belongs to another address. A certificate that is not accepted is no reason to start a server:
+`tls_fault` says what is. The clients of vendors' own packages are not ours.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import ssl
 import urllib.request
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -52,6 +54,51 @@ def header_value(value: str, what: str) -> str:
     if not (value.isascii() and value.isprintable()):
         raise ConfigError(f"{what} contains characters that are not valid in a key: copy it again")
     return value
+
+
+CA_VARIABLE = "SSL_CERT_FILE"
+"""Names the file of authorities, for OpenSSL, and so for every client here and those of vendors."""
+_TIME_CODES, _NAME_CODES = (9, 10), (62, 63, 64)
+"""``X509_V_ERR_…`` of OpenSSL: not yet valid, expired; another host name, mail or IP address."""
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
+
+
+def tls_fault(error: BaseException | None) -> str:
+    """Why a server is not trusted, with the correction, from an error or what it came from; "" for
+    another error, and for a handshake that may succeed when it is repeated."""
+    seen: set[int] = set()
+    pending: list[object] = [error]
+    while pending:
+        cause = pending.pop()
+        if not isinstance(cause, BaseException) or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        if isinstance(cause, ssl.SSLError) and (sentence := _tls_sentence(cause)):
+            return sentence
+        links = ("os_error", "certificate_error", "reason", "__context__", "__cause__")
+        pending += [getattr(cause, name, None) for name in links]
+    return ""
+
+
+def _tls_sentence(error: ssl.SSLError) -> str:
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        words = f"{getattr(error, 'reason', '')} {error}".upper().replace(" ", "_")
+        is_plain = any(name in words for name in _NO_TLS)
+        return "it does not speak TLS there: write http:// in its URL" if is_plain else ""
+    if not hasattr(error, "verify_code"):  # aiohttp's class of this name, which holds the error
+        return ""
+    code, words = error.verify_code, error.verify_message.rstrip(".")
+    if code in _TIME_CODES:
+        correction = "renew it, or set the clock of this machine"
+    elif code in _NAME_CODES:
+        correction = "write the URL with a name that is in the certificate"
+    else:
+        file = os.environ.get(CA_VARIABLE)
+        correction = (
+            f"name a PEM file with the certificate of its authority (CA) in {CA_VARIABLE}, beside the"
+            f" authorities of other servers{f'; it names {file}' if file else ''}"
+        )
+    return f"its certificate is not accepted ({words}): {correction}"
 
 
 def open_session(url: str, *, uses_proxy: bool = True, **options: Any) -> aiohttp.ClientSession:

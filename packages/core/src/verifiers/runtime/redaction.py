@@ -68,9 +68,22 @@ _PATTERNS = (
         r"(?<![\w-])(?=[\w-]{19,}+\.[\w-]{16,}+\.[\w-])((?:[\w-]*?-)?)eyJ[\w-]{16,}\.[\w-]+\.[\w-]+"
     ),
 )
-_PLAIN_HEADER = re.compile(
-    r"(?i)(?:(?:accept|content)(?:-[a-z]{1,40}){0,3}|user-agent|[a-z-]{1,40}-(?:version|beta))\Z"
+_SECRET_HEADER = re.compile(
+    r"key|token|secret|passw|passphrase|passcode|credential|auth|cookie|session|signature|jwt|bearer"
+    r"|access|private|csrf|xsrf|otp|login|pwd|(^|_)(sig|sid|code|pin)(_|$)"
 )
+_PLAIN_HEADER = re.compile(
+    r"^(accept|content)(_|$)|(^|_)(agent|app|application|beta|channel|client|cluster|encoding|env"
+    r"|environment|format|group|host|ids?|lang|language|locale|mode|model|name|org|organization"
+    r"|origin|priority|project|provider|purpose|referer|referrer|region|route|router|run|service|source"
+    r"|stage|team|tenant|tier|timeout|title|trace|type|user|version|zone)(_|$)"
+)
+_PLAIN_WORDS = re.compile(
+    r"\A(?:(?>(?:[A-Za-z][a-z]{0,18}|[A-Z]{1,12}|[A-Z][a-z]{1,12}[A-Z]{1,2}[a-z]{0,12}|v?[0-9]{1,8})"
+    r"(?![A-Za-z0-9]))(?:[ .,:;/@()&?|~_-]{1,4}+|\Z))++\Z"
+)
+"""Words as people write them, numbers and versions between them: no letters and digits together."""
+_DATE_OR_VERSION = re.compile(r"\A(20[0-9]{2}-[0-9]{2}-[0-9]{2}|v?[0-9]{1,4}(\.[0-9]{1,4}){1,3})\Z")
 _SCHEME = re.compile(r"(?i)\A\s{0,9}(?:bearer|basic|token)\s{1,9}")
 _remembered: set[str] = set()
 """Secrets in all their forms."""
@@ -105,7 +118,25 @@ def remember_secrets(settings: object) -> None:
         remember_values([text])
         return text
 
-    _walk(settings, remember, is_secret_name)
+    _walk(settings, remember, lambda name: is_secret_name(name) and not _is_headers(name))
+    _remember_headers_in(settings)
+
+
+def _remember_headers_in(settings: object, name: str = "") -> None:
+    if isinstance(settings, Mapping):
+        if _is_headers(name):
+            remember_headers(settings)
+        for key, member in settings.items():
+            # a mapping within headers has the names of headers too
+            is_deeper = _is_headers(name) and isinstance(member, Mapping)
+            _remember_headers_in(member, name if is_deeper else str(key))
+    elif isinstance(settings, list | tuple):
+        for member in settings:
+            _remember_headers_in(member, name)
+
+
+def _is_headers(name: str) -> bool:
+    return _words(name).endswith(("header", "headers"))
 
 
 def remember_values(values: Iterable[str]) -> None:
@@ -115,8 +146,31 @@ def remember_values(values: Iterable[str]) -> None:
 
 
 def remember_headers(headers: Mapping[str, Any]) -> None:
-    """Remove the values of headers, whatever their names, except for those that say what is sent."""
-    remember_values(str(text) for name, text in headers.items() if not _PLAIN_HEADER.match(name))
+    """Remove the values of headers from every later ``redacted_text``, except for those that are no
+    secrets (`is_plain_header`)."""
+    remember_values(
+        str(text) for name, text in headers.items() if not is_plain_header(name, str(text))
+    )
+
+
+def is_plain_header(name: str, value: str) -> bool:
+    """Whether the value of a header, or of a query, is certainly no secret: its name does not say
+    so, and the value is a date or a version, or words and numbers where the name asks for such.
+
+    >>> [is_plain_header("X-Team", value) for value in ("blue-team, night shift", "tk4fQ29zLw", "Bearer night-shift")]
+    [True, False, False]
+    >>> [is_plain_header(name, "night-shift") for name in ("X-Gate", "X-Api-Key", "X-Project-Token")]
+    [False, False, False]
+    """
+    words = _words(name)
+    if is_secret_name(name) or _SECRET_HEADER.search(words) or _SCHEME.match(value):
+        return False
+    if re.match(r"(accept|content_(type|encoding|language)|user_agent|.*_beta$)", words):
+        return True
+    value = value.strip()
+    return bool(
+        _DATE_OR_VERSION.match(value) or (_PLAIN_HEADER.search(words) and _PLAIN_WORDS.match(value))
+    )
 
 
 @functools.lru_cache(maxsize=1024)

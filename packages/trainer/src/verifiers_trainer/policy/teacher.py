@@ -25,7 +25,7 @@ from torch import Tensor
 from verifiers.errors import ConfigError, EndpointUnreachable
 from verifiers.runtime.bounded import MAX_FILE_BYTES, read_stream
 from verifiers.runtime.decoding import MAX_REPLY_VALUES, decode_message
-from verifiers.runtime.http_clients import header_value, open_url
+from verifiers.runtime.http_clients import header_value, open_url, tls_fault
 from verifiers_trainer.policy.folder_client import FolderClient, load_folder, model_folder
 from verifiers_trainer.policy.loading import get_model_and_tokenizer
 from verifiers_trainer.policy.logprobs import install_logprob_forward
@@ -164,7 +164,7 @@ class EndpointTeacher(_Frozen):
             if isinstance(error, urllib.error.HTTPError):
                 detail = error.read(300).decode(errors="replace")
             raise EndpointUnreachable(
-                f"the teacher {self.url}/{path} failed: {error} {detail}".rstrip()
+                f"the teacher {self.url}/{path} failed: {tls_fault(error) or error} {detail}".rstrip()
             ) from error
 
 

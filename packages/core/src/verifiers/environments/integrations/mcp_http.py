@@ -33,7 +33,7 @@ from verifiers.environments.integrations.mcp_messages import (
 )
 from verifiers.errors import MissingKeyError
 from verifiers.runtime.bounded import TooLong, read_chunks, size_text
-from verifiers.runtime.http_clients import header_value, open_session
+from verifiers.runtime.http_clients import header_value, open_session, tls_fault
 from verifiers.runtime.redaction import redacted_text, remember_values
 
 if TYPE_CHECKING:
@@ -227,7 +227,8 @@ class _Exchanges:
                 self._url, data=body, headers=headers, allow_redirects=False
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Loss(redacted_text(str(error)), Stage.NOT_TAKEN) from error
+            why = tls_fault(error) or redacted_text(str(error))
+            raise Loss(why, Stage.NOT_TAKEN) from error
         except TimeoutError as error:
             raise Loss(f"no sign of life for {MAX_SILENCE_S:g} s", Stage.CUT_OFF) from error
         except aiohttp.ClientResponseError as error:

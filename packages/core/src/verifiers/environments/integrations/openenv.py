@@ -34,7 +34,7 @@ from verifiers.rollouts.values import number
 from verifiers.rubrics import Rubric
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, read_chunks
 from verifiers.runtime.decoding import decode_message
-from verifiers.runtime.http_clients import open_session
+from verifiers.runtime.http_clients import open_session, tls_fault
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free
 from verifiers.types import Message, Messages, Tool, ToolMessage, UserMessage
@@ -306,9 +306,8 @@ class _Session:
                 ValueError,
             ) as error:
                 why = str(error) or f"nothing within {connect_timeout_s:g} s"
-                raise InfraError(
-                    f"the OpenEnv server at {url} gave no session: {why}; start it, or correct url"
-                ) from error
+                why = tls_fault(error) or f"{why}; start it, or correct url"
+                raise InfraError(f"the OpenEnv server at {url} gave no session: {why}") from error
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """The data of the answer. *Raises* ActionRefused; InfraError when the server fails, is

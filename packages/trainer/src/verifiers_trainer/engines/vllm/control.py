@@ -19,7 +19,7 @@ from yarl import URL
 from verifiers.errors import ConfigError, WeightSyncError
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, TooLong, read_chunks
 from verifiers.runtime.decoding import decode_message
-from verifiers.runtime.http_clients import header_value, open_session
+from verifiers.runtime.http_clients import header_value, open_session, tls_fault
 from verifiers_trainer.engines.loop_thread import LoopThread
 
 MAX_RESPONSE_CHARS = 400
@@ -105,13 +105,19 @@ class Server:
     def wait_healthy(
         self, timeout_s: float, stage: str = "waiting for the server to answer /health"
     ) -> None:
-        """Return once ``/health`` answers. Raises ``WeightSyncError`` after ``timeout_s``."""
-        started = time.monotonic()
-        while not self.is_healthy(min(POLL_TIMEOUT_S, max(0.1, timeout_s))):
-            if time.monotonic() - started >= timeout_s:
-                raise self.failure(
-                    f"did not become healthy within {timeout_s:.3g} s", stage, started
-                )
+        """Return once ``/health`` answers. Raises ``WeightSyncError`` after ``timeout_s``, and at
+        once for a server that is not trusted."""
+        started, ask_s = time.monotonic(), min(POLL_TIMEOUT_S, max(0.1, timeout_s))
+        while True:
+            try:
+                self.call("GET", "/health", stage="health", timeout_s=ask_s)
+                return
+            except WeightSyncError as error:
+                if tls_fault(error):
+                    raise
+                if time.monotonic() - started >= timeout_s:
+                    reason = f"did not become healthy within {timeout_s:.3g} s"
+                    raise self.failure(reason, stage, started) from error
             time.sleep(POLL_S)
 
     def close(self) -> None:
@@ -156,7 +162,8 @@ class Server:
             reason = f"did not answer within {timeout_s:.3g} s"
             raise self.failure(reason, stage, started) from error
         except (aiohttp.ClientError, OSError) as error:
-            reason = f"gave no answer ({type(error).__name__}: {error})"
+            why = tls_fault(error) or f"{type(error).__name__}: {error}"
+            reason = f"gave no answer ({why})"
             raise self.failure(reason, stage, started) from error
         except TooLong as error:
             raise self.failure(f"gave no answer ({error})", stage, started) from error

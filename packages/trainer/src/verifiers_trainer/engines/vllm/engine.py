@@ -40,6 +40,7 @@ from verifiers.errors import (
     ModelUnavailable,
     WeightSyncError,
 )
+from verifiers.runtime.http_clients import tls_fault
 from verifiers.types import ModelRequest, Response
 from verifiers_trainer.engines import protocol
 from verifiers_trainer.engines.loop_thread import LoopThread
@@ -208,9 +209,9 @@ class VLLMEngine:
             stage = "asking for the models"
             listed = server.call("GET", "/v1/models", stage=stage, timeout_s=ASK_TIMEOUT_S)
         except WeightSyncError as error:
+            advice = f"start one (vf-vllm --model …), or correct the URL ({error})"
             raise EndpointUnreachable(
-                f"no inference server answers at {server.url}: start one (vf-vllm --model …), or"
-                f" correct the URL ({error})",
+                f"no inference server answers at {server.url}: {tls_fault(error) or advice}",
                 url=server.url,
                 elapsed_s=error.elapsed_s,
             ) from error
