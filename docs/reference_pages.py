@@ -7,7 +7,8 @@
 run and of an evaluation with their docstrings, ``python.md`` the classes and functions that users
 call, each with its parameters, an example and its methods, ``modules.md`` the first line of every
 module and of every public name, ``record.md`` the fields of a rollout, of which ``typed_fields.py``
-tells type checkers. The full docstrings are on the built site (``docs/conf.py``).
+tells type checkers, and ``distributions.json`` what each distribution provides. The full
+docstrings are on the built site (``docs/conf.py``).
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
+import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -552,7 +555,7 @@ def modules() -> str:
 def _names() -> str:
     vf = importlib.import_module("verifiers")
     rows = []
-    for name in sorted({*vf.__all__, *vf._TRAINER, *vf._INTEGRATIONS}, key=str.lower):
+    for name in sorted({*vf.__all__, *vf._names_of_others(), *vf._INTEGRATIONS}, key=str.lower):
         value = getattr(vf, name)
         is_from_packages = str(getattr(value, "__module__", "")).startswith(tuple(PACKAGES))
         rows.append((f"`vf.{name}`", _first(value.__doc__ or "") if is_from_packages else ""))
@@ -588,7 +591,29 @@ def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows), ""])
 
 
-PAGES = {
+def distributions() -> str:
+    """What each distribution above ``verifiers`` provides by entry points, for the messages that
+    say how to install one that is missing. The extra of a name is the one called as it, or as
+    another name of the same object."""
+    recorded: dict[str, dict[str, dict[str, str]]] = {}
+    for path in sorted((ROOT / "packages").glob("*/pyproject.toml")):
+        project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+        if project["name"] == "verifiers":
+            continue
+        extras = project.get("optional-dependencies", {})
+        recorded[project["name"]] = groups = {}
+        for group, points in project.get("entry-points", {}).items():
+            if group.startswith("verifiers."):
+                extra_of = {value: name for name, value in points.items() if name in extras}
+                groups[group] = {
+                    name: f"{value} {extra_of.get(value, '')}".strip()
+                    for name, value in points.items()
+                }
+    return json.dumps(recorded, indent=1) + "\n"
+
+
+PAGES = {  # the first before the commands run, which read it
+    "../../packages/core/src/verifiers/runtime/distributions.json": distributions,
     "commands.md": commands,
     "settings.md": settings,
     "python.md": python,

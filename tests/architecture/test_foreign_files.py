@@ -19,6 +19,7 @@ READERS = {
     # /proc, and files of this package
     "verifiers/cli/install/setup.py",
     "verifiers/cli/scaffold.py",
+    "verifiers/runtime/distributions.py",
     "verifiers/rubrics/math_verification.py",
     "verifiers/view/app.py",
     # a file that the user names in code
@@ -31,7 +32,6 @@ IMPORTERS = {
     "verifiers/compat.py",
     "verifiers/legacy/modules.py",
     "verifiers/legacy/moved.py",
-    "verifiers/cli/common/delegate.py",
     "verifiers/sandbox/choice.py",
     "verifiers/environments/integrations/extras.py",  # a package of an extra
     "verifiers/environments/registry.py",  # an environment that the user named

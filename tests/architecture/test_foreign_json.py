@@ -38,6 +38,7 @@ OURS = {
     "verifiers/clients/local.py",
     "verifiers/data/tool_schema.py",  # the decoder, whose call is after ``check_values``
     "verifiers/runtime/decoding.py",
+    "verifiers/runtime/distributions.py",  # a file of this package
     "verifiers/runtime/processes.py",
     "verifiers/sandbox/host/sandlock_supervisor.py",
     "verifiers/sandbox/host/session.py",

@@ -14,8 +14,7 @@ LOADERS = {"import_module", "load"}
 """Functions of ``importlib`` and ``compat`` that take names of modules, or tables of them."""
 
 NAMED_BY_DATA = {
-    "verifiers/__init__.py": 5,  # names that are imported on first use
-    "verifiers/cli/common/delegate.py": 2,  # the command's module in the package that has it
+    "verifiers/__init__.py": 4,  # names that are imported on first use
     "verifiers/cli/install/__init__.py": 1,
     "verifiers/clients/__init__.py": 1,
     "verifiers/environments/__init__.py": 1,

@@ -199,7 +199,7 @@ def test_a_command_of_a_package_that_is_absent_says_what_to_install(name, comman
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")
     line = install_line("verifiers-trainer")
-    assert ran.stderr == f"{command} needs the trainer, which is not installed: {line}\n"
+    assert ran.stderr == f"{command} is in verifiers-trainer, which is not installed: {line}\n"
 
 
 LINES = """

@@ -9,11 +9,15 @@ import pytest
 import verifiers as vf
 from support.partial_install import without
 from verifiers.legacy.moved import MOVED
+from verifiers.runtime.distributions import SANDBOXES, provided
 from verifiers.runtime.install_lines import install_line
 from verifiers.sandbox import choice, register
 from verifiers.sandbox.backends.unsafe_subprocess import UnsafeSubprocess
 
 ELSEWHERE = {old: new for old, new in MOVED.items() if new.startswith("verifiers_sandboxes.")}
+EXTRAS = {name: name for name in ("nsjail", "e2b", "modal", "daytona", "prime")} | {
+    "prime-sandboxes": "prime"
+}
 ASK = """
 import asyncio, sys
 from verifiers.sandbox import backend_for
@@ -43,20 +47,20 @@ def core_only(tmp_path):
 
 
 def test_every_backend_of_the_distribution_is_found_by_its_name():
-    points = entry_points(group=choice.ENTRY_POINTS)
-    assert {point.name for point in points} >= {*choice.DISTRIBUTIONS}
-    for name in choice.DISTRIBUTIONS:
+    points = entry_points(group=SANDBOXES)
+    assert {point.name for point in points} >= {*provided(SANDBOXES)}
+    for name in provided(SANDBOXES):
         backend = choice._create(name)
         assert backend.name == ("prime-sandboxes" if name == "prime" else name)
 
 
-@pytest.mark.parametrize("name", choice.DISTRIBUTIONS)
+@pytest.mark.parametrize("name", provided(SANDBOXES))
 def test_without_the_distribution_it_says_what_to_install(name, core_only):
-    install = install_line("verifiers-sandboxes", choice.DISTRIBUTIONS[name])
+    install = install_line("verifiers-sandboxes", EXTRAS.get(name, ""))
     assert (
         core_only(ASK, name)
-        == f"SandboxUnavailable The sandbox {name!r} is in a package that is not installed; install"
-        f" with: {install}"
+        == f"SandboxUnavailable The sandbox {name!r} is in verifiers-sandboxes, which is not"
+        f" installed: {install}"
     )
 
 

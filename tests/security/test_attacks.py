@@ -13,13 +13,12 @@ import time
 
 import pytest
 
-from support.isolated import needs_sandbox
+from support.isolated import isolating, needs_sandbox
 from verifiers.sandbox import SandboxSpec, backend_for
 from verifiers.sandbox.probe import attempt, bait
 from verifiers.sandbox.probe.attacks import ATTACKS, LIMITS
 
-SLOW = ["sandlock", "nsjail", "docker", "podman", "gvisor"]  # up to a second and more per session
-ISOLATING = ["bubblewrap", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+ISOLATING = isolating()
 LONG = {"memory together", "cpu", "deaf to signals", "output flood"}
 SELDOM = [
     pytest.param(attack, id=attack.name, marks=[pytest.mark.slow] if attack.name in LONG else [])

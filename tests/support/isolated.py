@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import verifiers as vf
-from verifiers.sandbox import Sandbox, SandboxSpec, backend_for
+from verifiers.sandbox import Sandbox, SandboxSpec, backend_for, choice
+from verifiers_sandboxes.remote import RemoteBackend
 
 
 @functools.cache
@@ -25,6 +26,24 @@ def needs_sandbox(name: str = "bubblewrap") -> str:
     if (why := _refusal(name)) is not None:
         pytest.skip(why)
     return name
+
+
+def isolating() -> list[Any]:
+    """Parameters: each registered backend that isolates, but for services, which cost money. Others
+    than ``bubblewrap`` are slow: up to a second and more per session."""
+    names = []
+    for name in choice.backend_names():
+        try:
+            backend = choice._create(name)
+        except vf.SandboxUnavailable:  # not installed: its tests skip with this reason
+            names.append(name)
+            continue
+        if "isolation" in backend.capabilities and not isinstance(backend, RemoteBackend):
+            names.append(name)
+    return [
+        name if name == "bubblewrap" else pytest.param(name, marks=pytest.mark.slow)
+        for name in names
+    ]
 
 
 def in_sandbox(

@@ -23,6 +23,7 @@ from verifiers.runs.options import (
     SamplingOptions,
 )
 from verifiers.runs.rollout import Progress
+from verifiers.runtime.distributions import HEAVY_NAMES, NAMES, provided
 
 
 def stub_of(package):
@@ -44,8 +45,8 @@ def test_the_stub_of_the_core_lists_what_it_imports_lazily():
     expected = {f"verifiers.{module}": set(names.split()) for module, names in vf._MODULES.items()}
     expected["verifiers"] = set(vf._SUBMODULES)
     expected["verifiers.environments.integrations"] = set(vf._INTEGRATIONS)
-    expected["verifiers_trainer"] = set(vf._TRAINER)
-    expected["verifiers_agents"] = set(vf._AGENTS) - {"HarborEnv"}
+    expected["verifiers_trainer"] = set(provided(HEAVY_NAMES))
+    expected["verifiers_agents"] = set(provided(NAMES)) - {"HarborEnv"}
     expected["verifiers_agents.harbor.env"] = {"HarborEnv"}
     assert imported == expected
     assert sorted(listed) == vf.__all__
@@ -58,11 +59,11 @@ def test_the_stub_of_the_trainer_lists_what_it_imports_lazily():
         expected.setdefault(f"verifiers_trainer.{module}", set()).add(name)
     assert imported == expected
     assert sorted(listed) == verifiers_trainer.__all__
-    assert set(listed) == set(vf._TRAINER)
+    assert set(listed) == set(provided(HEAVY_NAMES))
 
 
 def test_dir_lists_every_name():
-    assert {*vf.__all__, *vf._TRAINER, *vf._INTEGRATIONS} <= set(dir(vf))
+    assert {*vf.__all__, *vf._names_of_others(), *vf._INTEGRATIONS} <= set(dir(vf))
     assert set(verifiers_trainer.__all__) <= set(dir(verifiers_trainer))
 
 

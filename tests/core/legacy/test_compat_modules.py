@@ -346,7 +346,7 @@ def test_the_trainers_modules_say_what_to_install():
         command = install_line("verifiers-trainer")
         assert (
             line
-            == f"verifiers.{module}: it is part of the trainer, which is not installed: {command}"
+            == f"verifiers.{module}: it is in verifiers-trainer, which is not installed: {command}"
         )
 
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from verifiers.legacy.moved import DISTRIBUTIONS, MOVED
+from verifiers.legacy.moved import MOVED
+from verifiers.runtime.distributions import packages
 from verifiers_trainer.legacy import MOVED as MOVED_IN_TRAINER
 
 PATHS = [("verifiers", *pair) for pair in MOVED.items()] + [
@@ -24,7 +25,7 @@ def test_an_old_path_is_the_module_of_the_new_one(package, old, new):
         pytest.importorskip("torch", reason="needs the trainer")
     if old in PEERS:
         pytest.importorskip(PEERS[old], reason="its peer imports it")
-    home = new if new.split(".")[0] in {"verifiers", *DISTRIBUTIONS} else f"{package}.{new}"
+    home = new if new.split(".")[0] in {"verifiers", *packages()} else f"{package}.{new}"
 
     imported = importlib.import_module(f"{package}.{old}")
 

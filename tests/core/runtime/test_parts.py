@@ -11,8 +11,10 @@ import pytest
 import verifiers as vf
 from support.partial_install import without
 from verifiers.cli.evaluate.exporting import check_formats
+from verifiers.runtime import distributions
+from verifiers.runtime.distributions import PARTS, provided
 from verifiers.runtime.install_lines import install_line
-from verifiers.runtime.installed import PARTS, part
+from verifiers.runtime.installed import part
 
 NAMES = ("Agent", "AgentEnv", "HarborEnv", "model_gateway")
 READ = """
@@ -34,10 +36,13 @@ except ModuleNotFoundError as error:
 
 def test_every_part_is_what_its_entry_point_names():
     points = {point.name: point for point in entry_points(group=PARTS)}
-    assert {*NAMES, "install_agent", "EnvServer", "ZmqServer", "to_inspect"} <= set(points)
+    assert {"install_agent", "EnvServer", "ZmqServer", "to_inspect"} <= set(points)
     for name, point in points.items():
-        assert part(name, "") is point.load()
-    assert [getattr(vf, name) for name in NAMES] == [points[name].load() for name in NAMES]
+        assert part(name) is point.load()
+    assert {*NAMES} == set(provided(distributions.NAMES))
+    assert [getattr(vf, name) for name in NAMES] == [
+        part(name, group=distributions.NAMES) for name in NAMES
+    ]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import time
 import pytest
 
 import verifiers as vf
-from support.isolated import in_sandbox, needs_sandbox
+from support.isolated import in_sandbox, isolating, needs_sandbox
 from support.machine import Here
 from verifiers.sandbox import (
     ExecResult,
@@ -26,8 +26,7 @@ from verifiers.sandbox.backends.unsafe_subprocess import UnsafeSubprocess
 from verifiers.sandbox.probe import naps
 from verifiers_sandboxes.remote import RemoteBackend
 
-SLOW = ["sandlock", "nsjail", "docker", "podman", "gvisor"]  # up to a second and more per session
-ISOLATING = ["bubblewrap", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+ISOLATING = isolating()
 ALL = [*ISOLATING, pytest.param("loopback", marks=pytest.mark.slow), "unsafe_subprocess"]
 # the host does not see its processes as such; tests/sandboxes/test_containers.py looks for the rest
 OWN_KERNEL = ["gvisor"]

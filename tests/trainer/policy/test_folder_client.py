@@ -8,6 +8,7 @@ import pytest
 from support.partial_install import without
 from verifiers.cli.evaluate.command import run_command
 from verifiers.errors import ConfigError
+from verifiers.runtime.install_lines import install_line
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.policy.folder_client import FolderClient, folder_client, load_folder
 
@@ -115,5 +116,5 @@ def test_without_the_trainer_the_command_says_what_is_missing(tmp_path):
         "print(code)"
     )
     printed = without(tmp_path, "verifiers_trainer")(code, str(tmp_path))
-    assert "trainer, which is not installed" in printed
+    assert f"trainer, which is not installed: {install_line('verifiers-trainer')}" in printed
     assert printed.splitlines()[-1] == "2"

@@ -83,18 +83,8 @@ _HOME = {
 _SUBMODULES = frozenset("types errors clients testing parsers rubrics environments results".split())
 """Public submodules: ``vf.types`` works without importing it."""
 
-_TRAINER = frozenset(
-    "RLTrainer RLConfig GRPOTrainer GRPOConfig grpo_defaults lora_defaults get_model get_tokenizer "
-    "get_model_and_tokenizer".split()
-)
-"""Names from the package verifiers-trainer."""
-
-_AGENTS = frozenset("Agent AgentEnv HarborEnv model_gateway".split())
-"""Names from the package verifiers-agents."""
-
 _INTEGRATIONS = frozenset("TextArenaEnv ReasoningGymEnv GymEnv MCPEnv OpenEnvEnv".split())
-"""Names that need an extra; like those of the trainer not in ``__all__``, so that ``import *``
-always works."""
+"""Names that need an extra; not in ``__all__``, so that ``import *`` always works."""
 
 legacy_modules.register()
 moved.register("verifiers", moved.MOVED)
@@ -102,19 +92,17 @@ moved.register("verifiers", moved.MOVED)
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
-        return sorted({*_HOME, *(_AGENTS if importlib.util.find_spec("verifiers_agents") else ())})
+        return sorted({*_HOME, *_names_of_others(only_light=True)})
     if module := _HOME.get(name):
         value = getattr(importlib.import_module(module), name)
-    elif name in _TRAINER:
-        value = _from_trainer(name)
-    elif name in _AGENTS:
-        from verifiers.runtime.installed import agents_part
-
-        value = agents_part(name)
     elif name in _INTEGRATIONS:
         value = getattr(importlib.import_module("verifiers.environments.integrations"), name)
     elif name in _SUBMODULES:
         value = importlib.import_module(f"verifiers.{name}")
+    elif not name.startswith("_") and name in _names_of_others():
+        from verifiers.runtime.installed import public_name
+
+        value = public_name(name)
     else:
         value = _older(name)
     globals()[name] = value
@@ -131,19 +119,18 @@ def _older(name: str) -> Any:
     return compat.load(present) if ":" in present else __getattr__(present)
 
 
-def _from_trainer(name: str) -> Any:
-    try:
-        trainer = importlib.import_module("verifiers_trainer")
-    except ModuleNotFoundError as error:
-        if error.name != "verifiers_trainer":
-            raise
-        from verifiers.runtime.install_lines import install_line
+def _names_of_others(only_light: bool = False) -> list[str]:
+    """The names that other distributions define; ``only_light``: of those that are installed, and
+    without those that take long to import."""
+    from verifiers.runtime.distributions import HEAVY_NAMES, NAMES, provided
 
-        raise AttributeError(
-            f"vf.{name} is in the trainer, which is not installed:"
-            f" {install_line('verifiers-trainer')}"
-        ) from None
-    return getattr(trainer, name)
+    if not only_light:
+        return [*provided(NAMES), *provided(HEAVY_NAMES)]
+    return [
+        name
+        for name, recorded in provided(NAMES).items()
+        if importlib.util.find_spec(recorded.package)
+    ]
 
 
 def _suggestion(name: str) -> str:
@@ -152,9 +139,9 @@ def _suggestion(name: str) -> str:
         return ""
     from verifiers.runtime.suggest import SIMILAR, close_match
 
-    near = close_match(name, [*_HOME, *_TRAINER, *_AGENTS, *_INTEGRATIONS], SIMILAR)
+    near = close_match(name, [*_HOME, *_names_of_others(), *_INTEGRATIONS], SIMILAR)
     return f"; did you mean {near!r}?" if near else ""
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, *_TRAINER, *_AGENTS, *_INTEGRATIONS})
+    return sorted({*globals(), *_HOME, *_names_of_others(), *_INTEGRATIONS})

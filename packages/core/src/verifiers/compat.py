@@ -44,6 +44,14 @@ ENVIRONMENT_CLASSES = {
 }
 """``env_class`` in the configuration of an older run -> the same class where it is now."""
 
+SAVED_PACKAGES = {
+    "verifiers": "verifiers",
+    "verifiers_agents": "verifiers",
+    "verifiers_trainer": "verifiers_trainer",
+}
+"""Package -> how saved runs name its classes: with this in place of the module, which may move, as
+the agents did. The classes of every other package are saved with their module."""
+
 SANDBOX_HOOKS = {"get_sandbox_request": "get_sandbox_spec"}
 """Hooks of sandbox environments that a subclass may define under an older name."""
 

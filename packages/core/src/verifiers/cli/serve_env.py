@@ -31,7 +31,7 @@ Sessions run at the same time, each with a rollout of its own. There is no authe
 
 
 class Server(Protocol):
-    """A server of the package verifiers-integrations; it has ``app`` or ``serve``, by its wire."""
+    """A server of another distribution; it has ``app`` or ``serve``, by its wire."""
 
     name: str
     max_sessions: int
@@ -47,9 +47,7 @@ def run(call: Call) -> None:
     options = call.options
     args = env_args_of(options["env_args"])
     is_zmq = options["wire"] == "zmq"
-    server_class = part(
-        "ZmqServer" if is_zmq else "EnvServer", "verifiers-integrations", "vf-serve-env"
-    )
+    server_class = part("ZmqServer" if is_zmq else "EnvServer", "vf-serve-env")
     env = load_environment(one_word(call, "one environment"), **args)
     host, port, max_sessions = options["host"], options["port"], options["max_sessions"]
     if is_zmq:

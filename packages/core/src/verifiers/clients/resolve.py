@@ -34,6 +34,7 @@ from verifiers.clients.protocol import (
 from verifiers.clients.round_robin import RoundRobinClient
 from verifiers.clients.sdk import is_sdk_object, read_plain
 from verifiers.errors import ConfigError
+from verifiers.runtime.distributions import MODEL_RESOLVERS
 from verifiers.runtime.installed import Broken, entry_points
 
 DEFAULT_OPENAI_MODEL = "gpt-4.1-mini"
@@ -282,7 +283,7 @@ def _has_create(source: object) -> bool:
 def client_of_model(model: object) -> Client | None:
     """The client of a live model object or of the ``Path`` of a saved model, by the resolvers that
     are registered or installed; None if none knows it."""
-    entries = entry_points("verifiers.model_resolvers")  # of other distributions
+    entries = entry_points(MODEL_RESOLVERS)  # of other distributions
     installed = (entry[0].load() for entry in entries if not isinstance(entry, Broken))
     resolvers = chain(_resolvers, installed)
     return next((client for resolver in resolvers if (client := resolver(model)) is not None), None)

@@ -42,9 +42,9 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name == "HarborEnv":
-        from verifiers.runtime.installed import agents_part
+        from verifiers.runtime.installed import public_name
 
-        return agents_part(name)
+        return public_name(name)
     if name not in _LAZY:
         raise AttributeError(f"module 'verifiers.environments' has no attribute {name!r}")
     return getattr(importlib.import_module(f"verifiers.environments.{_LAZY[name]}"), name)

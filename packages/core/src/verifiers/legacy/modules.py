@@ -39,7 +39,6 @@ ADAPTED = {
 """Module -> the function that gives its classes their older forms; called with the module once it
 is imported."""
 PACKAGE = "verifiers"
-TRAINER = "verifiers_trainer"
 
 
 class OlderModule(ModuleType):
@@ -201,12 +200,12 @@ def _load(module: str, home: str) -> ModuleType:
         if error.name != home:  # the module exists, but an import of it failed
             raise
         reason = f"{home} does not exist in this version"
-        if home == TRAINER:
-            from verifiers.runtime.install_lines import install_line
+        from verifiers.runtime.distributions import packages
+        from verifiers.runtime.install_lines import install_line
 
+        if distribution := packages().get(home):
             reason = (
-                "it is part of the trainer, which is not installed:"
-                f" {install_line('verifiers-trainer')}"
+                f"it is in {distribution}, which is not installed: {install_line(distribution)}"
             )
         raise ModuleNotFoundError(f"{module}: {reason}", name=module) from None
 

@@ -179,13 +179,7 @@ MOVED: dict[str, str] = {
     "workers.serving": "runs.workers.serving",
 }
 """Old module path below ``verifiers`` -> current path, below ``verifiers`` or in a package of
-``DISTRIBUTIONS``."""
-DISTRIBUTIONS = {
-    "verifiers_agents": "verifiers-agents",
-    "verifiers_integrations": "verifiers-integrations",
-    "verifiers_sandboxes": "verifiers-sandboxes",
-}
-"""Package that contains modules moved out of ``verifiers`` -> the distribution to install."""
+another distribution, ``verifiers_NAME``."""
 
 
 class _Alias(Loader):
@@ -202,13 +196,14 @@ class _Alias(Loader):
         try:
             module = importlib.import_module(self._new)
         except ModuleNotFoundError as error:
-            if error.name != package or package not in DISTRIBUTIONS:
-                raise
+            from verifiers.runtime.distributions import packages
             from verifiers.runtime.install_lines import install_line
 
+            if error.name != package or package not in packages():
+                raise
             raise ModuleNotFoundError(
                 f"{spec.name} is now {self._new}, in a package that is not installed; "
-                f"install with: {install_line(DISTRIBUTIONS[package])}",
+                f"install with: {install_line(packages()[package])}",
                 name=spec.name,
             ) from error
         self._spec = module.__spec__
@@ -255,7 +250,7 @@ _FINDER = _MovedModules()
 def register(package: str, moved: dict[str, str]) -> None:
     """Make the modules of ``package`` importable by their old paths, the keys of ``moved``."""
     for old, new in moved.items():
-        elsewhere = new.partition(".")[0] in {"verifiers", *DISTRIBUTIONS}
-        _FINDER.paths[f"{package}.{old}"] = new if elsewhere else f"{package}.{new}"
+        is_whole = new.partition(".")[0].partition("_")[0] == "verifiers"
+        _FINDER.paths[f"{package}.{old}"] = new if is_whole else f"{package}.{new}"
     if _FINDER not in sys.meta_path:  # first, because a folder of the same name may exist
         sys.meta_path.insert(0, _FINDER)

@@ -126,9 +126,7 @@ def _repr(error: BaseException) -> str:
 
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
-_IS_LIBRARY = re.compile(
-    r"/(site-packages|dist-packages|python3\.\d+|src/verifiers|src/verifiers_trainer)/|<"
-)
+_IS_LIBRARY = re.compile(r"/(site-packages|dist-packages|python3\.\d+|src/verifiers(_\w+)?)/|<")
 """Paths of frames that are not the author's code, on whatever machine wrote them."""
 
 

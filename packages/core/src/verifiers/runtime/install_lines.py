@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 CORE = "verifiers"
-FOLDERS = {
-    CORE: "core",
-    "verifiers-agents": "agents",
-    "verifiers-integrations": "integrations",
-    "verifiers-sandboxes": "sandboxes",
-    "verifiers-trainer": "trainer",
-}
-"""Distribution -> its folder in ``packages`` of the repository; the others, ``vf-NAME``, are in
-``packages/envs``."""
 _LOGIN = re.compile(r"(https?://)[^/\s@]+@")
 _SOURCE_LABELS = ("repository", "source", "source code")
 
@@ -59,7 +50,7 @@ class Origin:
     def beside(self, distribution: str) -> Origin | None:
         """The origin of another distribution of the same repository; None when it cannot be
         derived."""
-        name = FOLDERS.get(distribution) or f"envs/{distribution.removeprefix('vf-')}"
+        name = _folder(distribution)
         if self.folder is not None:
             folder = self.folder.parent / name
             return replace(self, folder=folder) if folder.is_dir() else None
@@ -133,6 +124,16 @@ def repository_url() -> str | None:
         root = origin.folder.parent.parent
         return root.as_uri() if (root / ".git").exists() else None
     return origin.url if origin.commit else None
+
+
+def _folder(distribution: str) -> str:
+    """Its folder in ``packages`` of the repository, by its name: ``verifiers-NAME`` is in ``NAME``,
+    an environment ``vf-NAME`` in ``envs/NAME``."""
+    if distribution == CORE:
+        return "core"
+    if distribution.startswith(f"{CORE}-"):
+        return distribution.removeprefix(f"{CORE}-")
+    return f"envs/{distribution.removeprefix('vf-')}"
 
 
 def _read(facts: dict[str, Any]) -> Origin | None:

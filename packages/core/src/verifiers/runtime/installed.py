@@ -7,6 +7,7 @@ reading hundreds of them.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import time
@@ -16,14 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.distributions import HEAVY_NAMES, NAMES, PARTS, provided
 from verifiers.runtime.install_lines import install_line
 
 if TYPE_CHECKING:
     from importlib_metadata import Distribution, EntryPoint
 
-PARTS = "verifiers.parts"
-"""Group of the entry points by which a distribution of this project provides names of
-``verifiers``."""
 _FOLDER_NAME = re.compile(r"-|\.(?:dist|egg)-info$")
 _BLANK_LINE = re.compile(r"^\r?\n", re.MULTILINE)
 _FILES = ("entry_points.txt", "METADATA", "PKG-INFO")
@@ -67,29 +66,59 @@ def entry_points(
     return iter(points)
 
 
-def part(name: str, distribution: str, label: str = "") -> Any:
-    """What another distribution of this project provides by an entry point of the group
-    ``verifiers.parts``.
+def part(name: str, label: str = "", group: str = PARTS) -> Any:
+    """What another distribution provides by an entry point.
 
     ``label`` is what a message calls it.
 
     *Raises* ConfigError with the command that installs the distribution when it is not there.
     """
-    for entry in entry_points(PARTS):
-        if not isinstance(entry, Broken) and entry[0].name == name:
-            return entry[0].load()
-    raise ConfigError(
-        f"{label or name} is in {distribution}, which is not installed:"
-        f" {install_line(distribution)}",
-        key=name,
-    )
+    value = part_or_none(name, group)
+    if value is None:
+        raise ConfigError(not_installed(name, label or name, group), key=name)
+    return value
 
 
-def agents_part(name: str) -> Any:
-    """``vf.NAME`` of the package verifiers-agents. *Raises* AttributeError that says how to install
-    it."""
+def part_or_none(name: str, group: str) -> Any:
+    """``part``; None when no installed distribution has it.
+
+    A distribution of this project is also found where its metadata does not say so: run from its
+    source folder, or installed in place before the name was added.
+    """
+    from importlib.metadata import EntryPoint  # late: it imports email
+
+    points = (entry[0] for entry in entry_points(group) if not isinstance(entry, Broken))
+    values = {point.name: point.value for point in reversed([*points])}  # the first of a name
+    recorded = provided(group).get(name)
+    if recorded is not None and not _is_there(recorded.package):
+        return None
+    value = values.get(name) or (recorded.value if recorded is not None else None)
+    return None if value is None else EntryPoint(name, value, group).load()
+
+
+def _is_there(package: str) -> bool:
     try:
-        return part(name, "verifiers-agents", f"vf.{name}")
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        return False
+
+
+def not_installed(name: str, label: str, group: str) -> str:
+    """Say which distribution has it, and how to install that."""
+    recorded = provided(group).get(name)
+    if recorded is None:
+        return f"{label} is in no installed distribution (entry point {name!r} of {group})"
+    line = install_line(recorded.distribution, recorded.extra)
+    return f"{label} is in {recorded.distribution}, which is not installed: {line}"
+
+
+def public_name(name: str) -> Any:
+    """``vf.NAME`` of another distribution. *Raises* AttributeError that says how to install it."""
+    group = NAMES if name in provided(NAMES) else HEAVY_NAMES
+    try:
+        return part(name, f"vf.{name}", group)
     except ConfigError as error:
         raise AttributeError(str(error)) from None
 

@@ -4,8 +4,8 @@
     sandbox = await backend.open(SandboxSpec(packages=("numpy",)))
 
 ``auto`` never falls back to weaker isolation; ``unsafe_subprocess`` isolates nothing and must be
-requested by name. Further backends (Docker, Podman, gVisor, nsjail and services) are in the
-distribution ``verifiers-sandboxes``.
+requested by name. Other distributions provide further backends, by entry points of the group
+``verifiers.sandboxes``.
 """
 
 from __future__ import annotations

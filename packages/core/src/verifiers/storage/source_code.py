@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from verifiers.runtime.bounded import open_file, read_file
+from verifiers.runtime.distributions import packages
 from verifiers.runtime.importing import names_in_namespaces
 from verifiers.runtime.syntax import parse_python
 from verifiers.storage.described import STABLE_MODULES
 
-_NOT_AUTHORS = STABLE_MODULES | {"__main__", "verifiers_sandboxes"}
+_NOT_AUTHORS = STABLE_MODULES | {"__main__", *packages()}
 """Modules that are not hashed: a script that is run usually holds more than the environment."""
 _LIBRARIES = ("site-packages", "dist-packages")
 

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
+
+from verifiers.errors import ConfigError
+from verifiers.runtime.distributions import COMMANDS
+from verifiers.runtime.installed import part
 
 
 def vf_train() -> None:
     """``vf-train`` and ``vf-rl``."""
-    _run("verifiers_trainer", "verifiers_trainer.cli.train", "vf-train")
+    _run("vf-train")
 
 
 def vf_vllm() -> None:
     """``vf-vllm``."""
-    _run("verifiers_trainer", "verifiers_trainer.cli.vllm", "vf-vllm")
+    _run("vf-vllm")
 
 
 def vf_serve() -> None:
     """``vf-serve``."""
-    _run("verifiers_trainer", "verifiers_trainer.cli.serve", "vf-serve")
+    _run("vf-serve")
 
 
 def vf_verify() -> None:
     """``vf-verify``."""
-    _run("verifiers_trainer", "verifiers_trainer.cli.verify", "vf-verify")
+    _run("vf-verify")
 
 
-def _run(package: str, module: str, command: str) -> None:
+def _run(command: str) -> None:
     try:
-        importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        from verifiers.runtime.install_lines import install_line
-
-        line = install_line("verifiers-trainer")
-        print(f"{command} needs the trainer, which is not installed: {line}", file=sys.stderr)
+        main = part(command, command, COMMANDS)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
         raise SystemExit(2) from None
-    importlib.import_module(module).main()
+    main()

@@ -53,7 +53,7 @@ def _inspect(results: GenerateOutputs, path: Path, run: Path) -> None:
 
 
 def _to_inspect() -> Any:
-    return part("to_inspect", "verifiers-integrations", "--export inspect")
+    return part("to_inspect", "--export inspect")
 
 
 FORMATS = {

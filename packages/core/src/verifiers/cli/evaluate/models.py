@@ -27,6 +27,8 @@ from verifiers.clients.local import is_installed
 from verifiers.clients.protocol import PRICE_FIELDS, RATE_FIELDS, VENDOR, Vendor, vendor_of
 from verifiers.clients.resolve import DEFAULT_OPENAI_MODEL, client_of_model
 from verifiers.errors import ConfigError
+from verifiers.runtime.distributions import MODEL_RESOLVERS
+from verifiers.runtime.installed import not_installed
 from verifiers.runtime.suggest import close_match
 
 DEFAULT_REGISTRIES = ("configs/endpoints.toml", "configs/endpoints.py")
@@ -122,11 +124,10 @@ def _folder(model: str) -> Choice:
     """A saved model on the trainer's embedded engine."""
     client: Any = client_of_model(Path(model))
     if client is None:
-        raise ConfigError(
-            f"-m {model}: a model folder runs on the engine of the trainer, which is not installed:"
-            " in a checkout, uv sync --group train; or serve the folder, and name the server"
-            " with -b"
+        missing = not_installed(
+            "live-model", f"-m {model}: the engine for a model folder", MODEL_RESOLVERS
         )
+        raise ConfigError(f"{missing}; or serve the folder, and name the server with -b")
     return Choice(client, client.model, f"model: {client.model}, on the embedded engine")
 
 

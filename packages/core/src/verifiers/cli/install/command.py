@@ -63,7 +63,7 @@ def run(call: Call) -> None:
         _list(call)
         return
     if call.options["agent"]:
-        part("install_agent", "verifiers-agents", "vf-install --agent")(call, call.options["agent"])
+        part("install_agent", "vf-install --agent")(call, call.options["agent"])
         return
     request = _request(call)
     choice = choose(request)

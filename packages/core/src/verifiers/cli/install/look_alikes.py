@@ -123,7 +123,7 @@ def _commands(distribution: Distribution) -> set[str]:
 
 
 def _library_modules(name: str) -> Iterator[str]:
-    """The import name of ``verifiers``, ``verifiers-trainer`` and ``verifiers-sandboxes``."""
+    """The import name of ``verifiers`` and of every ``verifiers-NAME``."""
     if name == CORE or name.startswith(f"{CORE}-"):
         yield name.replace("-", "_")
 
