@@ -110,13 +110,13 @@ def test_several_runs_end_with_a_table_of_what_varied(vf_eval, server, eval_fold
     heading, *rows, total = ran.out.rstrip().splitlines()[-4:]
     assert (
         heading.split()
-        == "temperature reward ± standard error rollouts errors tokens cost time".split()
+        == "temperature state reward ± standard error rollouts errors tokens cost time".split()
     )
-    assert [row.split()[:7] for row in rows] == [
-        ["0.0", "1.000", "±", "0.000", "8", "0", "1,200"],
-        ["0.5", "1.000", "±", "0.000", "8", "0", "1,200"],
+    assert [row.split()[:8] for row in rows] == [
+        ["0.0", "complete", "1.000", "±", "0.000", "8", "0", "1,200"],
+        ["0.5", "complete", "1.000", "±", "0.000", "8", "0", "1,200"],
     ]
-    assert [row.split()[7] for row in rows] == ["$0.0048", "$0.0048"]
+    assert [row.split()[8] for row in rows] == ["$0.0048", "$0.0048"]
     assert total.split()[:2] == ["total", "$0.0096"]
     printed = vf_eval("toy", "-e", "e.toml", "-m", "mine", "-A").out
     assert printed.count("standard error") == 2  # of the reward and of the share of solved rollouts

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from verifiers.clients.payload import MAX_TOKENS_ALIASES
@@ -13,8 +14,8 @@ from verifiers.clients.spending import Amount, Budget, is_metered
 from verifiers.errors import ConfigError
 from verifiers.results.run_metadata import Measurements, cost_usd, total_usage
 from verifiers.runs.options import RunOptions
-from verifiers.storage.directory import RunDirectory
-from verifiers.storage.journal import Journal
+from verifiers.storage.directory import RESULTS_NAME, RunDirectory
+from verifiers.storage.journal import Journal, read_journal
 
 SPENDING_NAME = "spending.jsonl"
 _POLICY, _JUDGE = ("input_tokens", "output_tokens"), ("judge_input_tokens", "judge_output_tokens")
@@ -88,6 +89,32 @@ def _spent_before(options: RunOptions, client: object, saved: Measurements) -> A
             "what the saved rollouts of this run did cost is unknown (it began without"
             " max_cost_usd, and has judges or no counts of tokens): start a new run (--fresh), or"
             " limit max_total_tokens",
+            key="max_cost_usd",
+        )
+    return Amount(tokens, usd or 0.0)
+
+
+def spent_in(path: Path, *, is_priced: bool) -> Amount:
+    """What the run in a directory has spent: by its ledger, else by the tokens of its rollouts.
+    Requests that a kill left open count in full.
+
+    *Raises* ConfigError when it has no ledger and ``is_priced`` although its cost is unknown.
+    """
+    if (path / SPENDING_NAME).exists():
+        budget = Budget()
+        budget.read(read_journal(path / SPENDING_NAME))
+        return budget.spent
+    if not (path / RESULTS_NAME).exists():
+        return Amount()
+    from verifiers.results.loading import load_results
+
+    metadata = load_results(path).metadata
+    tokens = sum(metadata["usage"].get(name, 0) for name in (*_POLICY, *_JUDGE))
+    usd = metadata["cost_usd"]
+    if is_priced and tokens and (usd is None or any(map(metadata["usage"].get, _JUDGE))):
+        raise ConfigError(
+            f"what the run in {path} did cost is unknown (it ran without max_cost_usd, and has"
+            " judges or no counts of tokens): begin a new set (--new), or limit max_total_tokens",
             key="max_cost_usd",
         )
     return Amount(tokens, usd or 0.0)

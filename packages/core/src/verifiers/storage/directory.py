@@ -79,7 +79,7 @@ def run_path(
     *Raises* RunMismatch when an unfinished run differs in its code only, unless
     ``accept_changed_code`` continues it.
     """
-    first = next(_candidates(root, env_id, model, fingerprint, output_dir))
+    first = next(run_paths(root, env_id, model, fingerprint, output_dir))
     if resume and config is not None and not first.exists() and first.parent.is_dir():
         for older in sorted(first.parent.iterdir()):
             if older.is_dir() and _is_resumable(older, fingerprint, config):
@@ -89,26 +89,27 @@ def run_path(
                 if accept_changed_code:
                     return older
                 raise _code_mismatch(older, "an unfinished run", differences)
-    for candidate in _candidates(root, env_id, model, fingerprint, output_dir):
+    for candidate in run_paths(root, env_id, model, fingerprint, output_dir):
         if not candidate.exists() or (resume and _is_resumable(candidate, fingerprint)):
             return candidate
     raise AssertionError("the candidates do not end")
 
 
-def _candidates(
+def run_paths(
     root: str | os.PathLike[str],
     env_id: str,
     model: str,
     fingerprint: str,
     output_dir: str | os.PathLike[str] | None,
 ) -> Iterator[Path]:
+    """The directories that a run of this fingerprint may use, in order, without an end."""
     outputs = Path(root, "outputs") if output_dir is None else Path(output_dir)
-    folder = outputs / "evals" / _safe_name(f"{env_id}--{model}")
+    folder = outputs / "evals" / safe_name(f"{env_id}--{model}")
     yield folder / fingerprint[:8]
     yield from (folder / f"{fingerprint[:8]}-{number}" for number in itertools.count(2))
 
 
-def _safe_name(name: str) -> str:
+def safe_name(name: str) -> str:
     """As one path component: ``/`` becomes ``--``, no leading dot, at most 200 characters."""
     safe = re.sub(r"[^A-Za-z0-9._+=@-]", "_", name.replace("/", "--"))
     safe = f"_{safe[1:]}" if safe.startswith(".") else safe
@@ -306,7 +307,7 @@ class RunDirectory:
             "config": frozen_config(config),
             "noted": frozen_config(noted),
         }
-        with _removed_on_failure(path):
+        with folders_removed_on_failure(path):
             path.mkdir(parents=True, exist_ok=True)
             lock, stored = HeldFile(path / LOCK_NAME), None
             try:
@@ -315,7 +316,7 @@ class RunDirectory:
                 lock.write_holder()
                 remove_leftovers(path)
                 if stored is None:
-                    atomic_write(path / CONFIG_NAME, _pretty(new_run))
+                    atomic_write(path / CONFIG_NAME, pretty_json(new_run))
             except BaseException:  # release the lock and remove new files; raised again
                 if stored is None and not (path / CONFIG_NAME).exists():
                     lock.path.unlink(missing_ok=True)
@@ -340,7 +341,7 @@ class RunDirectory:
 
     def write_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Replace ``metadata.json`` atomically and durably. *Raises* OSError."""
-        atomic_write(self.path / METADATA_NAME, _pretty(metadata))
+        atomic_write(self.path / METADATA_NAME, pretty_json(metadata))
 
     def close(self) -> None:
         """Release the directory for other processes."""
@@ -410,7 +411,7 @@ def _excerpts(old: object, new: object) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _removed_on_failure(path: Path) -> Iterator[None]:
+def folders_removed_on_failure(path: Path) -> Iterator[None]:
     """On failure, remove the folders created since, and convert ``OSError`` to ``ConfigError``."""
     missing_folders: list[Path] = []
     try:
@@ -430,5 +431,6 @@ def _removed_on_failure(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _pretty(content: Mapping[str, Any]) -> bytes:
+def pretty_json(content: Mapping[str, Any]) -> bytes:
+    """An object as indented JSON."""
     return json.dumps(decode_row(encode_row(content)), indent=2).encode() + b"\n"

@@ -29,12 +29,13 @@ from verifiers.cli.common.streams import (
 from verifiers.cli.evaluate.arguments import CommandLine, click_command, parse
 from verifiers.cli.evaluate.entries import resolve
 from verifiers.cli.evaluate.options import Evaluation
-from verifiers.errors import RunError, UsageError, VerifiersError
+from verifiers.errors import BudgetExhausted, RunError, UsageError, VerifiersError
 
 if TYPE_CHECKING:
     from verifiers.cli.evaluate.display import Display
     from verifiers.cli.evaluate.exporting import Exports
     from verifiers.cli.evaluate.planning import Prepared
+    from verifiers.cli.evaluate.sets import CommandSet
     from verifiers.cli.evaluate.summary import Report
     from verifiers.results.outputs import GenerateOutputs
     from verifiers.runs.rollout import Progress
@@ -77,10 +78,10 @@ class _Command:
         self.line, self.argv, self.report, self.out = line, argv, report, out
         self.command = line.command
         self.remaining: list[Prepared] = []
-        self.varied: list[Mapping[str, Any]] = []
-        """The combination of the ablation of each run in the report."""
-        self.typed: list[Mapping[str, Any]] = []
-        """The runs with the ids that were typed, which tell two files of a name apart."""
+        self.facts: dict[int, Mapping[str, Any]] = {}
+        """Index of a run that has results -> its facts."""
+        self.runs: CommandSet
+        """All runs of the command."""
 
     def run(self) -> None:
         """Run all steps in order. *Raises* the error of the first that fails."""
@@ -105,7 +106,10 @@ class _Command:
             with logging_to(display, self.command.verbose, quiet=True):
                 check_all(evaluations, display)
         with logging_to(display, self.command.verbose, self.command.quiet):
-            prepared = _prepare_all(evaluations)
+            from verifiers.cli.evaluate.sets import CommandSet
+
+            self.runs = CommandSet.of(self.line, evaluations)
+            prepared = _prepare_all(evaluations, self.runs)
             for note in dict.fromkeys(p.choice.note for p in prepared if p.choice.note):
                 display.note(note)
             if self.command.detect is not None:
@@ -114,7 +118,9 @@ class _Command:
                 self._print("detect", "\n".join(detect_lines(prepared, self.command.detect)))
                 return
             if self.command.dry_run:
-                self._print("plan", "\n".join(line for p in prepared for line in p.plan_lines()))
+                lines = [] if self.runs.planned is None else [self.runs.line(), ""]
+                lines += [line for p in prepared for line in p.plan_lines()]
+                self._print("plan", "\n".join(lines))
                 return
             self.remaining = prepared
             run_in_private_loop(lambda: self._supervised(display))
@@ -146,50 +152,92 @@ class _Command:
     async def _evaluate_all(self, display: Display) -> None:
         everything = tuple(self.remaining)
         try:
-            await _connect_all(self.remaining, display)
-            display.plan([prepared.label for prepared in self.remaining])
+            await _connect_all(self.runs, display)
+            if note := self.runs.open():
+                display.note(note)
+            display.plan([p.label for p in everything], [p.num_rollouts for p in everything])
             while self.remaining:
                 await self._evaluate(self.remaining[0], display)
                 self.remaining = self.remaining[1:]
             self._show_table()
         finally:
+            if len(everything) > 1 or self.runs.is_set:
+                self.report.set = self.runs.facts()
+            self.runs.close()
             await _close_all(everything, display)
 
     async def _evaluate(self, prepared: Prepared, display: Display) -> None:
-        """A run; a ``RunError`` is reported and the next run starts."""
+        """A run; a ``RunError`` is reported and the next run starts. A complete run of a set is
+        read from disk."""
         from verifiers.cli.evaluate.exporting import Exports
         from verifiers.runs.rollout import Progress
 
+        if self.runs.is_exhausted and not self.runs.has_results(prepared):
+            return
         progress, exports = Progress(), Exports(prepared.env_id, prepared.settings.export)
         try:
             prepared.locate()  # again: an earlier entry may have created the same directory
             exports.folder = prepared.path or exports.folder
-            results = await self._run(prepared, display, progress, exports)
+            if self.runs.has_results(prepared):
+                results = self._read(prepared, display, progress, exports)
+            else:
+                limits = self.runs.left_for(prepared)
+                if limits is None:
+                    self._end_spent()
+                    return
+                options = {**prepared.options(), **limits, **self.runs.repeats(prepared)}
+                results = await self._run(prepared, display, progress, exports, options)
         except (RunError, UsageError) as error:
             display.finish(error.exit_code)
-            self._fail(error)
+            self._fail(error, prepared)
             if exports.results is not None:  # the run counts
                 self._show(prepared, exports.results, progress, None)
-            if isinstance(error, RunError) and progress.done:
+            self.runs.note_spent(prepared, None)
+            if isinstance(error, RunError) and progress.done and not self.runs.is_set:
                 self._say_how_to_resume("stopped")
             return
+        self.runs.note_spent(prepared, results.metadata.spent)
         verdict = _verdict(prepared, results)
         display.finish(UNEXPECTED if verdict else 0)
         self._show(prepared, results, progress, exports.written)
+        self.runs.note_complete(prepared)
         if verdict:
-            self._fail(RunError(f"{prepared.env_id}: {verdict}"))
+            self._fail(RunError(f"{prepared.env_id}: {verdict}"), prepared)
+
+    def _end_spent(self) -> None:
+        """Nothing is left of the limits of all runs: none begins."""
+        self.runs.is_exhausted = True
+        error = BudgetExhausted(self.runs.exhausted())
+        self.report.failed(*fail(error, command="vf-eval", verbose=self.command.verbose))
+
+    def _read(
+        self, prepared: Prepared, display: Display, progress: Progress, exports: Exports
+    ) -> GenerateOutputs:
+        """A complete run of a set, as it is on disk."""
+        from verifiers.results.loading import load_results
+
+        assert prepared.path is not None
+        results = load_results(prepared.path)
+        progress.total = progress.done = progress.resumed = results.metadata.num_rollouts
+        display.begin(prepared.label, progress, _event_facts(prepared))
+        if prepared.settings.export:
+            exports(results)
+        return results
 
     async def _run(
-        self, prepared: Prepared, display: Display, progress: Progress, exports: Exports
+        self,
+        prepared: Prepared,
+        display: Display,
+        progress: Progress,
+        exports: Exports,
+        options: Mapping[str, Any],
     ) -> GenerateOutputs:
         from verifiers.storage.directory import is_complete
 
-        path = None if prepared.path is None else str(prepared.path)
         if prepared.path is not None and prepared.path.exists():
             state = "complete already" if is_complete(prepared.path) else "unfinished; resuming it"
-            display.note(f"{prepared.env_id}: the run in {path} is {state}")
-        facts = {"env_id": prepared.env_id, "model": prepared.choice.model, "path": path}
-        display.begin(prepared.label, progress, facts)
+            display.note(f"{prepared.env_id}: the run in {prepared.path} is {state}")
+        display.begin(prepared.label, progress, _event_facts(prepared))
         results: GenerateOutputs = await prepared.env.a_evaluate(
             client=prepared.choice.client,
             model=prepared.choice.model,
@@ -201,7 +249,7 @@ class _Command:
             progress=progress,
             on_progress=lambda outputs, _: display.rows(outputs),
             on_results=exports,
-            **prepared.options(),
+            **options,
         )
         return results
 
@@ -214,7 +262,6 @@ class _Command:
     ) -> None:
         from verifiers.cli.evaluate.summary import print_summary, run_facts, throughput
         from verifiers.clients.payload import left_to_server
-        from verifiers.runtime.redaction import redacted
 
         rates = throughput(
             progress.done - progress.resumed, progress.output_tokens, results.metadata["time"]
@@ -229,8 +276,8 @@ class _Command:
             left_to_server=left_to_server(sent, results.metadata["base_url"]),
         )
         self.report.runs.append(facts)
-        self.varied.append(redacted(prepared.evaluation.combination))
-        self.typed.append({**facts, "env_id": prepared.env_id})
+        # the id that was typed tells two files of a name apart
+        self.facts[self.runs.prepared.index(prepared)] = {**facts, "env_id": prepared.env_id}
         if not self.command.json:
             if len(self.report.runs) > 1:
                 print(file=self.out)
@@ -242,48 +289,80 @@ class _Command:
             self.out.flush()
 
     def _show_table(self) -> None:
-        """All runs of the command, when there are several."""
-        if self.command.json or len(self.report.runs) < 2:
-            return
+        """A line for each run of the command, when there are several, and the set."""
         from verifiers.cli.evaluate.summary import print_table, table_rows
+        from verifiers.runtime.redaction import redacted
 
-        print(file=self.out)
-        print_table(table_rows(self.typed, self.varied), self.out)
+        prepared = self.runs.prepared
+        if self.runs.is_set and not self.command.json:
+            print(f"\n{self.runs.line()}", file=self.out)
+        if not self.command.json and len(prepared) > 1:
+            facts = [
+                self.facts.get(index, {"env_id": run.env_id, "model": run.choice.model})
+                for index, run in enumerate(prepared)
+            ]
+            varied = [redacted(run.evaluation.combination) for run in prepared]
+            print(file=self.out)
+            print_table(table_rows(facts, varied, self.runs.states), self.out)
+        if self.runs.is_set and not self.runs.is_done:
+            self._say_how_to_repeat()
 
-    def _fail(self, error: VerifiersError) -> None:
-        self.report.failed(*fail(error, command="vf-eval", verbose=self.command.verbose))
+    def _fail(self, error: VerifiersError, prepared: Prepared) -> None:
+        code, facts = fail(error, command="vf-eval", verbose=self.command.verbose)
+        self.report.failed(code, facts)
+        self.runs.note_failure(prepared, code, facts)
+
+    def _say_how_to_repeat(self) -> None:
+        """Print the command that runs what failed or is pending, and nothing else."""
+        is_pending = not self.runs.is_complete
+        words = self._words() + ([] if is_pending else ["--retry-errors"])
+        what = "what failed or is pending" if is_pending else "the rollouts with errors"
+        print(f"to run {what}, and nothing else: {self._command(words)}", file=sys.stderr)
+
+    def _words(self) -> list[str]:
+        """The words of the command, without those that begin a new run."""
+        words = [word for word in self.argv if word not in ("--fresh", "--new")]
+        is_fresh = self.runs.prepared[0].settings.fresh
+        return [*words, "--no-fresh"] if self.line.files and is_fresh else words  # a file set it
+
+    def _command(self, words: list[str]) -> str:
+        from verifiers.runtime.redaction import HIDDEN, redacted_words
+
+        command = shlex.join(["vf-eval", *redacted_words(words)])
+        hint = f"\nvf-eval: write the secrets again where {HIDDEN} stands"
+        return command + (hint if HIDDEN in command else "")
 
     def _say_how_to_resume(self, what: str) -> None:
         """Print where the finished rollouts are, and the command that resumes the run."""
-        from verifiers.runtime.redaction import HIDDEN, redacted_words
-
         if not self.remaining:
             print(f"vf-eval: {what}; every run is complete", file=sys.stderr)
             return
-        current = self.remaining[0]
+        current, words = self.remaining[0], self._words()
+        if self.runs.is_set and self.runs.is_open:
+            print(
+                f"vf-eval: {what}; {self.runs.line()}\nto resume: {self._command(words)}",
+                file=sys.stderr,
+            )
+            return
         if current.path is None or not current.path.exists():
             print(f"vf-eval: {what}; nothing was saved", file=sys.stderr)
             return
-        words = [word for word in self.argv if word != "--fresh"]
         env_ids, targets = [prepared.env_id for prepared in self.remaining], self.line.targets
         if targets and len(env_ids) < len(targets):
             words = [",".join(env_ids) if word.split(",") == targets else word for word in words]
-        if current.settings.fresh:
-            words += ["--no-fresh"] if self.line.files else []  # a file may set it
-            words += ["--resume", str(current.path)] if len(env_ids) == 1 else []
-        command = shlex.join(["vf-eval", *redacted_words(words)])
+        if current.settings.fresh and len(env_ids) == 1:
+            words += ["--resume", str(current.path)]
         print(
-            f"vf-eval: {what}; finished rollouts are in {current.path}\nto resume: {command}",
+            f"vf-eval: {what}; finished rollouts are in {current.path}"
+            f"\nto resume: {self._command(words)}",
             file=sys.stderr,
         )
-        if HIDDEN in command:
-            print(f"vf-eval: write the secrets again where {HIDDEN} stands", file=sys.stderr)
 
 
 # --- before the run -------------------------------------------------------------------------------
 
 
-def _prepare_all(evaluations: Sequence[Evaluation]) -> list[Prepared]:
+def _prepare_all(evaluations: Sequence[Evaluation], runs: CommandSet) -> list[Prepared]:
     """Load, choose and plan every evaluation; sends no request. *Raises* all problems together."""
     from verifiers.cli.evaluate.models import Choice, choose
     from verifiers.cli.evaluate.planning import load, prepare
@@ -299,15 +378,22 @@ def _prepare_all(evaluations: Sequence[Evaluation]) -> list[Prepared]:
             env = load(evaluation.env_id, settings)
             if endpoint not in choices:
                 choices[endpoint] = choose(settings)
-            prepared.append(prepare(evaluation, env, choices[endpoint]))
+            prepared.append(prepare(evaluation, env, choices[endpoint], runs.is_set))
         except UsageError as error:
             problems.append(error)
     raise_together(problems)
+    runs.locate(prepared)
     return prepared
 
 
-async def _connect_all(prepared: Sequence[Prepared], display: Display) -> None:
+def _event_facts(prepared: Prepared) -> dict[str, Any]:
+    path = None if prepared.path is None else str(prepared.path)
+    return {"env_id": prepared.env_id, "model": prepared.choice.model, "path": path}
+
+
+async def _connect_all(runs: CommandSet, display: Display) -> None:
     """Query every endpoint once: for its model if none was named, and whether it is reachable."""
+    prepared = runs.prepared
     answers: dict[int, Any] = {}
     for run in prepared:
         client = run.choice.client
@@ -317,6 +403,8 @@ async def _connect_all(prepared: Sequence[Prepared], display: Display) -> None:
                 display.note(answers[id(client)].note)
             run.choice = answers[id(client)]
             run.locate()
+    if answers:
+        runs.locate(prepared)
     connected: set[tuple[int, str | None]] = set()
     for run in prepared:
         endpoint = (id(run.choice.client), run.choice.model)

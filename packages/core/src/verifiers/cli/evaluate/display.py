@@ -151,9 +151,12 @@ class Display:
         self.stream, self.quiet = stream, quiet
         self.label = ""
         self.progress: Progress | None = None
+        self._num_planned = self._num_ended = 0
+        """Rollouts of all runs where there are several, and those of runs that have ended."""
 
-    def plan(self, labels: Sequence[str]) -> None:
-        """Announce the runs, in order."""
+    def plan(self, labels: Sequence[str], num_rollouts: Sequence[int] = ()) -> None:
+        """Announce the runs, in order, with the number of rollouts of each."""
+        self._num_planned = sum(num_rollouts) if len(labels) > 1 else 0
 
     def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
         """Start a run; ``facts`` go into its JSON event."""
@@ -162,9 +165,12 @@ class Display:
 
     def _status(self, progress: Progress, now: float) -> str:
         """The status line of a running evaluation."""
-        return status_line(
+        line = status_line(
             progress, now, self._rate.update(sampled_tokens(progress), now), self._time_left
         )
+        if self._num_planned:
+            line += f" · all runs {self._num_ended + progress.done}/{self._num_planned}"
+        return line
 
     def tick(self) -> None:
         """Called every ``tick_s``."""
@@ -174,6 +180,7 @@ class Display:
 
     def finish(self, exit_code: int) -> None:
         """The run is over."""
+        self._num_ended += self.progress.done if self.progress is not None else 0
         self.progress = None
 
     def note(self, text: str) -> None:
@@ -221,7 +228,8 @@ class BarDisplay(Display):
         """(label, status line, whether it succeeded) of the previous runs."""
         self._coming: list[str] = []
 
-    def plan(self, labels: Sequence[str]) -> None:
+    def plan(self, labels: Sequence[str], num_rollouts: Sequence[int] = ()) -> None:
+        super().plan(labels, num_rollouts)
         self._coming = list(labels)
 
     def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
@@ -322,6 +330,7 @@ class JsonDisplay(Display):
                 error=error and error["error"],
                 done=self._done,
                 total=self.progress.total if self.progress else None,
+                **self._over_all(),
             )
 
     def finish(self, exit_code: int) -> None:
@@ -329,6 +338,13 @@ class JsonDisplay(Display):
         if (progress := self.progress) is not None:
             self._event("end", exit_code=exit_code, done=progress.done, total=progress.total)
         super().finish(exit_code)
+
+    def _over_all(self) -> dict[str, Any]:
+        """Rollouts done and planned over all runs, where there are several."""
+        if not self._num_planned:
+            return {}
+        done = self._num_ended + (self._done or 0)
+        return {"all_done": done, "all_total": self._num_planned}
 
     def note(self, text: str) -> None:
         pass

@@ -11,7 +11,7 @@ from typing import Any
 
 from verifiers.cli.common.reader import raise_together
 from verifiers.cli.evaluate.arguments import CommandLine
-from verifiers.cli.evaluate.options import EvalSettings, Evaluation, contradictions, layered
+from verifiers.cli.evaluate.options import SHARED, EvalSettings, Evaluation, contradictions, layered
 from verifiers.cli.evaluate.toml_args import Entry, read_files
 from verifiers.errors import UsageError, VerifiersError
 
@@ -35,6 +35,8 @@ def resolve(line: CommandLine) -> list[Evaluation]:
     entries = file.entries or [Entry(env_id) for env_id in line.targets]
     if not entries and not problems:
         problems.append(_nothing_to_evaluate(line))
+    common = layered(file.common, line.flags)
+    shared = {name: common[name] for name in SHARED if common.get(name) is not None}
     resolved: list[Evaluation] = []
     for entry in entries:
         values = layered(layered(layered(file.common, entry.settings), line.dotted), line.flags)
@@ -51,7 +53,7 @@ def resolve(line: CommandLine) -> list[Evaluation]:
             problems.append(error)
             settings = EvalSettings(**values)
         problems += contradictions(settings)
-        evaluation = Evaluation(entry.env_id, settings, _combination(entry, settings))
+        evaluation = Evaluation(entry.env_id, settings, _combination(entry, settings), shared)
         # a flag that overrides a swept key makes combinations equal
         if not entry.swept or evaluation not in resolved:
             resolved.append(evaluation)

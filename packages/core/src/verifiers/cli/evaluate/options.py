@@ -306,10 +306,10 @@ class EvalSettings:
         0.1, "Share of failed rollouts above which the exit code is 3."
     )
     max_cost: NotNegative | None = flag(
-        None, "The most US dollars that each run may cost, judges included, over all its sessions."
+        None, "The most US dollars that all runs may cost, judges included, over all sessions."
     )
     max_total_tokens: Count | None = flag(
-        None, "The most tokens, read and sampled, that each run may take."
+        None, "The most tokens, read and sampled, that all runs may take."
     )
     cache: Text | None = flag(
         None, "Folder of replies: equal requests are answered from it, others stored there."
@@ -323,7 +323,9 @@ class EvalSettings:
     resume: RunPath | None = flag(
         None, "Run directory to resume; default: an unfinished one.", "-R"
     )
-    fresh: bool = flag(False, "Start a new run; never resume an old one.", "--fresh/--no-fresh")
+    fresh: bool = flag(
+        False, "Start a new run or set; never resume an old one.", "--fresh/--no-fresh --new"
+    )
     accept_changed_code: bool = flag(
         False, "Resume although source files of the environment changed; recorded."
     )
@@ -358,6 +360,8 @@ class Evaluation:
     env_id: str
     settings: EvalSettings
     combination: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shared: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    """``SHARED`` settings that the command gives all its evaluations together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +369,9 @@ class CommandSettings:
     """Behaviour of the command itself; not part of the evaluation, and not settable in TOML."""
 
     progress: ProgressKind = flag("auto", "How progress is shown (stderr).")
+    set_id: Text | None = flag(
+        None, "Folder name of the set of runs: a new set, or one to go on with.", "--set"
+    )
     abbreviated_summary: bool = flag(False, "Numbers only, no sample rollouts.", "-A")
     json: bool = flag(False, "One JSON object on stdout instead of text.")
     check: bool = flag(
@@ -399,6 +406,8 @@ def flags_of(owner: type) -> dict[str, Flag]:
     return flags
 
 
+SHARED = frozenset(("max_cost", "max_total_tokens"))
+"""Limits that bound the sum over all runs, unless they are those of an ``[[eval]]``."""
 MERGED = frozenset(("env_args", "extra_env_kwargs", "sampling_args", "header", "header_from_state"))
 """Tables that a layer of higher precedence merges key by key instead of replacing."""
 

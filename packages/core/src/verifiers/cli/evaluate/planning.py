@@ -68,6 +68,8 @@ class Prepared:
     num_examples: int
     path: Path | None = None
     """The run directory, once the model is known; None when nothing is saved."""
+    in_set: bool = False
+    """Whether its set names the run directory (``locate_in``)."""
     checked: bool = field(default=False)
     """Whether the endpoint has already been checked."""
 
@@ -109,7 +111,7 @@ class Prepared:
             return
         run = self._run()
         run.check()
-        if not settings.save_results:
+        if not settings.save_results or self.in_set:
             return
         config = run.config()
         if settings.resume:
@@ -139,6 +141,16 @@ class Prepared:
                 f" {self.path.parent}; leave it out"
             )
         _check_writable(self.path)
+
+    def locate_in(self, path: Path) -> None:
+        """Take a directory of a set. *Raises* as ``locate``."""
+        self.path = path
+        stored_run(path, self._run().config(), self.settings.accept_changed_code)
+        _check_writable(path)
+
+    def fingerprint(self) -> str:
+        """Of the configuration. *Raises* ConfigError when it cannot be saved."""
+        return fingerprint(self._run().config())
 
     async def connect(self) -> str | None:
         """Check the endpoint, unless the run directory exists (then the run does, when rollouts are
@@ -248,11 +260,13 @@ def load(env_id: str, settings: EvalSettings) -> Environment:
     return env
 
 
-def prepare(evaluation: Evaluation, env: Environment, choice: Choice) -> Prepared:
+def prepare(
+    evaluation: Evaluation, env: Environment, choice: Choice, in_set: bool = False
+) -> Prepared:
     """Read the data, check the rubric, name the directory; writes nothing. *Raises* UsageError."""
     check_formats(evaluation.settings.export)
     plan = _plan(env, evaluation.settings)
-    prepared = Prepared(evaluation, env, choice, len(plan), len(plan.examples))
+    prepared = Prepared(evaluation, env, choice, len(plan), len(plan.examples), in_set=in_set)
     options, _ = parse(env, prepared.options())
     settings = evaluation.settings
     check_sampling(settings.sampling())

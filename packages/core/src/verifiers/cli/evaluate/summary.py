@@ -43,6 +43,8 @@ class Report:
     error: dict[str, Any] | None = None
     texts: dict[str, str] = dataclasses.field(default_factory=dict)
     """``config`` of ``--dump-config``, ``plan`` of ``--dry-run``."""
+    set: dict[str, Any] | None = None
+    """The set of runs, with a state for each; None for a single run."""
 
     def failed(self, exit_code: int, error: dict[str, Any]) -> None:
         """Record an error: the highest exit code and the first error are kept."""
@@ -52,7 +54,8 @@ class Report:
     def to_json(self) -> str:
         """The object of ``--json``, on one line."""
         state = {"schema": SCHEMA, "ok": self.exit_code == 0, "exit_code": self.exit_code}
-        content = state | {"runs": self.runs, **self.texts, "error": self.error}
+        of_set = {} if self.set is None else {"set": self.set}
+        content = state | {"runs": self.runs, **of_set, **self.texts, "error": self.error}
         return json.dumps(content, allow_nan=False)
 
 
@@ -153,22 +156,34 @@ def _sampling(facts: Mapping[str, Any]) -> str:
 
 
 def table_rows(
-    runs: Sequence[Mapping[str, Any]], varied: Sequence[Mapping[str, Any]]
+    runs: Sequence[Mapping[str, Any]],
+    varied: Sequence[Mapping[str, Any]],
+    states: Sequence[str] | None = None,
 ) -> list[list[str]]:
-    """A heading and a row for each run: what varies among them, then reward, tokens, cost and time.
+    """A heading and a row for each run: what varies among them, its state, then reward, tokens,
+    cost and time.
 
-    ``runs``: of `run_facts`; ``varied``: the combination of each run's ablation.
+    ``runs``: of `run_facts`, or only ``env_id`` and ``model`` of a run without results; ``varied``:
+    the combination of each run's ablation; ``states``: None leaves them out.
     """
     labels = [{"env_id": run["env_id"], "model": run["model"]} for run in runs]
     values = [{**combination, **names} for combination, names in zip(varied, labels, strict=True)]
     keys = dict.fromkeys(["env_id", "model", *itertools.chain.from_iterable(varied)])
     differing = [key for key in keys if len({repr(value.get(key)) for value in values}) > 1]
     differing = differing or ["env_id"]
-    costs = [run["cost_usd"] for run in runs]
+    finished = [run for run in runs if "num_rollouts" in run]
+    begun = [states is None or state != "pending" for state in states or runs]
+    costs = [run.get("cost_usd") for run, has_begun in zip(runs, begun, strict=True) if has_begun]
     has_cost = any(cost is not None for cost in costs)
     numbers = ["rollouts", "errors", "tokens", *(["cost"] if has_cost else []), "time"]
-    rows = [[*differing, "reward ± standard error", *numbers]]
-    for run, value in zip(runs, values, strict=True):
+    state_name = [] if states is None else ["state"]
+    rows = [[*differing, *state_name, "reward ± standard error", *numbers]]
+    for index, (run, value) in enumerate(zip(runs, values, strict=True)):
+        labels_of_run = [_cell(value.get(key)) for key in differing]
+        labels_of_run += [] if states is None else [states[index]]
+        if "num_rollouts" not in run:
+            rows.append([*labels_of_run, *[""] * (1 + len(numbers))])
+            continue
         stderr = f" ± {run['reward_stderr']:.3f}" if run["reward_stderr"] is not None else ""
         tokens = sum(count for name, count in run["usage"].items() if not name.startswith("final_"))
         counts = [
@@ -178,11 +193,12 @@ def table_rows(
         ]
         cost = [_cost(run["cost_usd"])] if has_cost else []
         row = [number(run["avg_reward"]) + stderr, *counts, *cost, duration(run["seconds"])]
-        rows.append([*(_cell(value.get(key)) for key in differing), *row])
+        rows.append([*labels_of_run, *row])
     if has_cost:
-        total = None if None in costs else math.fsum(costs)
-        seconds = math.fsum(run["seconds"] for run in runs)
-        rows.append(["total", *[""] * (len(differing) + 3), _cost(total), duration(seconds)])
+        total = None if None in costs else math.fsum(cost for cost in costs if cost is not None)
+        seconds = math.fsum(run["seconds"] for run in finished)
+        blanks = [""] * (len(differing) + len(state_name) + 3)
+        rows.append(["total", *blanks, _cost(total), duration(seconds)])
     return rows
 
 

@@ -1,0 +1,274 @@
+"""The evaluations of one command as a set: its folder, what its runs may spend together, and what
+became of each.
+
+A command with several evaluations, or with ``--set``, is a set (``storage.sets``). The same command
+goes on with it: complete runs are read from disk, the others resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verifiers.cli.evaluate.arguments import CommandLine
+from verifiers.clients.spending import Amount
+from verifiers.errors import ConfigError
+from verifiers.results.texts import dollars
+from verifiers.runs.budget import spent_in
+from verifiers.runtime.redaction import digested
+from verifiers.storage.directory import is_complete, read_metadata
+from verifiers.storage.sets import (
+    COMPLETE,
+    PENDING,
+    RunSet,
+    SetDirectory,
+    planned_set,
+    set_differences,
+    set_folder,
+    unfinished_sets,
+)
+
+if TYPE_CHECKING:
+    from verifiers.cli.evaluate.options import Evaluation
+    from verifiers.cli.evaluate.planning import Prepared
+
+_SETTINGS = (
+    "extra_env_kwargs keep_rows num_examples rollouts_per_example order_seed seed"
+    " independent_scoring until_half_width until_decided"
+).split()
+"""Settings by which two sets differ, beside those that every run has (``_settings_of``)."""
+FAILED = "failed"
+
+
+@dataclass(slots=True)
+class CommandSet:
+    """The runs of a command; ``name`` is None where they have no folder of their own."""
+
+    name: str | None
+    set_id: str | None
+    limits: Mapping[str, Any]
+    """``max_cost`` and ``max_total_tokens`` of all runs together."""
+    prepared: Sequence[Prepared] = ()
+    planned: RunSet | None = None
+    """Once every model is known."""
+    states: list[str] = field(default_factory=list)
+    """``complete``, ``failed`` or ``pending``: what became of each run in this command."""
+    failures: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Index of a failed run -> its exit code and its error."""
+    is_exhausted: bool = False
+    """Whether the limits of all runs are spent, so that none begins."""
+    _unsaved: dict[int, Amount] = field(default_factory=dict)
+    _directory: SetDirectory | None = None
+
+    @classmethod
+    def of(cls, line: CommandLine, evaluations: Sequence[Evaluation]) -> CommandSet:
+        """*Raises* ConfigError when ``--set`` contradicts the settings of an evaluation."""
+        settings = [evaluation.settings for evaluation in evaluations]
+        set_id = line.command.set_id
+        without_folder = ""
+        if not all(each.save_results for each in settings):
+            without_folder = "--no-save keeps nothing on disk"
+        elif any(each.resume for each in settings):
+            without_folder = "--resume PATH names the folder of a single run"
+        elif len({each.output_dir for each in settings}) > 1:
+            without_folder = "the evaluations have different output folders"
+        if set_id is not None and without_folder:
+            raise ConfigError(f"--set names the folder of a set, and {without_folder}", key="set")
+        is_set = (set_id is not None or len(settings) > 1) and not without_folder
+        words = [Path(name).stem for name in line.files] if line.files else line.targets
+        limits = evaluations[0].shared if len(settings) > 1 else {}
+        return cls("+".join(words) if is_set else None, set_id, limits)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the folder exists, and this command has it."""
+        return self._directory is not None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the runs have a folder of their own."""
+        return self.name is not None
+
+    # --- the folder
+
+    def locate(self, prepared: Sequence[Prepared]) -> None:
+        """Choose the folder, once every model is known, and give each run its directory; writes
+        nothing. *Raises* ConfigError, RunMismatch as the directories do."""
+        self.prepared = prepared
+        self.states = self.states or [PENDING] * len(prepared)
+        if self.name is None or any(run.choice.model is None for run in prepared):
+            return
+        first = prepared[0].settings
+        settings = [_settings_of(run) for run in prepared]
+        is_new = any(run.settings.fresh for run in prepared)
+        outputs = first.output_dir or "outputs"
+        path = set_folder(outputs, self.name, settings, set_id=self.set_id, is_new=is_new)
+        if first.resume is not None and not path.exists():
+            raise ConfigError(f"--resume: there is no set of these runs in {path.parent}")
+        fingerprints = [run.fingerprint() for run in prepared]
+        self.planned = planned_set(path, self.name, settings, fingerprints)
+        for run, member in zip(prepared, self.planned.runs, strict=True):
+            run.locate_in(self.planned.folder(member))
+
+    def open(self) -> str | None:
+        """Create and lock the folder; a sentence about a set that exists. *Raises* RunBusy,
+        ConfigError."""
+        if self.planned is None:
+            return None
+        is_old = self.planned.path.exists()
+        self._directory = SetDirectory(self.planned)
+        if not is_old:
+            begun = f"set {self.planned.label}: {len(self.prepared)} runs in {self.planned.path}"
+            return f"{begun}{self._unfinished_before(self.planned)}"
+        return f"{self.line()}; {'nothing is pending' if self.is_complete else 'going on with it'}"
+
+    def _unfinished_before(self, planned: RunSet) -> str:
+        """A sentence about the newest unfinished set of other runs: an edited file begins anew."""
+        older = [
+            run_set
+            for run_set in unfinished_sets(planned.path.parent)
+            if run_set.fingerprint != planned.fingerprint
+        ]
+        if not older or self.set_id is not None:
+            return ""
+        differences = set_differences(older[-1], [run.settings for run in planned.runs])
+        return f"; {older[-1].label} is unfinished, and of other runs: {differences}"
+
+    def close(self) -> None:
+        """Release the folder."""
+        if self._directory is not None:
+            self._directory.close()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every run is complete on disk."""
+        return self.planned is not None and self.planned.is_complete
+
+    def line(self) -> str:
+        """Name, folder and state, in one line."""
+        assert self.planned is not None
+        counts = f"{self.planned.num_complete} of {len(self.planned.runs)} runs are complete"
+        return f"set {self.planned.label} in {self.planned.path}: {counts}"
+
+    def has_results(self, run: Prepared) -> bool:
+        """Whether a run is taken as it is: it is complete, and no error is to be repeated."""
+        return (
+            self.planned is not None
+            and run.path is not None
+            and is_complete(run.path)
+            and not run.settings.retry_errors
+        )
+
+    def repeats(self, run: Prepared) -> dict[str, Any]:
+        """The option of a run of a set that failed: its rollouts with errors run again."""
+        if self.planned is None or run.path is None:
+            return {}
+        failed = (read_metadata(run.path) or {}).get("status") == FAILED
+        return {"retry_errors": True} if failed else {}
+
+    # --- the budget
+
+    def left_for(self, run: Prepared) -> dict[str, Any] | None:
+        """The options of a run that limit what it may spend: what the others left it, or its own
+        limit; None when they left nothing. Without limits of all runs {}.
+
+        *Raises* ConfigError when the cost of a run is unknown.
+        """
+        if not self.limits:
+            return {}
+        spent_by = [self._spent(index, member) for index, member in enumerate(self.prepared)]
+        total, mine = sum(spent_by, Amount()), spent_by[self.prepared.index(run)]
+        options: dict[str, Any] = {}
+        for name, option, spent, in_run in (
+            ("max_cost", "max_cost_usd", total.usd, mine.usd),
+            ("max_total_tokens", "max_total_tokens", total.tokens, mine.tokens),
+        ):
+            if name in self.limits:
+                if spent >= self.limits[name]:
+                    return None
+                remainder = self.limits[name] - (spent - in_run)
+                options[option] = min(remainder, getattr(run.settings, name))
+        return options
+
+    def note_spent(self, run: Prepared, spent: Mapping[str, Any] | None) -> None:
+        """Count what a run that isn't saved has spent; None: unknown, its whole limit."""
+        if run.path is not None or not self.limits:
+            return
+        limits = self.left_for(run) or {}
+        usd, tokens = limits.get("max_cost_usd") or 0.0, limits.get("max_total_tokens") or 0
+        amount = Amount(tokens, usd) if spent is None else Amount(spent["tokens"], spent["usd"])
+        self._unsaved[self.prepared.index(run)] = amount
+
+    def _spent(self, index: int, run: Prepared) -> Amount:
+        if run.path is None:
+            return self._unsaved.get(index, Amount())
+        return spent_in(run.path, is_priced="max_cost" in self.limits)
+
+    def exhausted(self) -> str:
+        """A sentence about the limits, which are reached."""
+        spent = Amount()
+        for index, run in enumerate(self.prepared):
+            spent += self._spent(index, run)
+        amounts = []
+        if "max_cost" in self.limits:
+            amounts.append(f"{dollars(spent.usd, 0)} of {dollars(self.limits['max_cost'], 0)}")
+        if "max_total_tokens" in self.limits:
+            amounts.append(f"{spent.tokens:,} of {self.limits['max_total_tokens']:,} tokens")
+        return (
+            f"the runs together have spent {' and '.join(amounts)}; those that are pending do not"
+            " begin: raise the limit and run the same command again"
+        )
+
+    # --- what became of the runs
+
+    def facts(self) -> dict[str, Any]:
+        """The set as an entry of the JSON object."""
+        runs = []
+        for index, (run, state) in enumerate(zip(self.prepared, self.states, strict=True)):
+            failure = self.failures.get(
+                index, {"exit_code": None if state == PENDING else 0, "error": None}
+            )
+            path = None if run.path is None else str(run.path)
+            labels = {"env_id": run.env_id, "model": run.choice.model, "path": path}
+            runs.append({**labels, "state": state, **failure})
+        if self.planned is None:
+            return {"name": None, "id": None, "path": None, "complete": False, "runs": runs}
+        return {
+            "name": self.planned.name,
+            "id": self.planned.id,
+            "path": str(self.planned.path),
+            "complete": self.is_complete,
+            "runs": runs,
+        }
+
+    def note_complete(self, run: Prepared) -> None:
+        """A run has ended, and its results count."""
+        self.states[self.prepared.index(run)] = COMPLETE
+
+    def note_failure(self, run: Prepared, exit_code: int, error: Mapping[str, Any]) -> None:
+        """The first failure of a run."""
+        index = self.prepared.index(run)
+        self.states[index] = FAILED
+        self.failures.setdefault(index, {"exit_code": exit_code, "error": dict(error)})
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing failed and nothing is pending."""
+        return all(state == COMPLETE for state in self.states)
+
+
+def _settings_of(run: Prepared) -> dict[str, Any]:
+    """What two runs of equal settings agree in, without secrets and without the code."""
+    settings = run.settings
+    values = {
+        "env_id": run.env_id,
+        "model": run.choice.model,
+        "env_args": settings.env_args,
+        "sampling_args": settings.sampling(),
+        **{name: getattr(settings, name) for name in _SETTINGS},
+    }
+    return {
+        name: digested(value) for name, value in values.items() if value not in (None, False, {})
+    }
