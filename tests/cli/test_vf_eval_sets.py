@@ -1,4 +1,4 @@
-"""A ``vf-eval`` of several runs is a set: the same command goes on with it, and pays for nothing
+"""A ``vf-eval`` of several runs is a set: the same command continues it, and pays for nothing
 twice."""
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def server():
         yield server
 
 
-# --- the same command goes on with the set --------------------------------------------------------
+# --- the same command continues the set --------------------------------------------------------
 
 
 def test_a_set_that_was_killed_three_times_costs_an_uninterrupted_one_and_what_was_in_flight(
@@ -160,7 +160,7 @@ def test_a_set_has_the_id_that_the_command_gives_it_and_two_ids_are_two_sets(
     assert all(len(night.runs) == night.num_complete == 3 for night in nights)
     refused = vf_eval(file, "-A", "--set", "2026-11-28", "--new")
     assert refused.code == 2
-    assert "2026-11-28 exists; leave --new out to go on with it" in refused.paragraph
+    assert "2026-11-28 exists; leave --new out to continue it" in refused.paragraph
 
 
 @pytest.mark.parametrize("set_id", ["../elsewhere", ".hidden", "a/b", "", "a b"])

@@ -222,7 +222,7 @@ def set_folder(
     path = parent / set_id
     if is_new and path.exists():
         raise ConfigError(
-            f"--new: {path} exists; leave --new out to go on with it, or take another id"
+            f"--new: {path} exists; leave --new out to continue it, or take another id"
         )
     return path
 
@@ -253,7 +253,7 @@ def planned_set(
         if stored.fingerprint != digest:
             raise RunMismatch(
                 f"{path} is a set of other runs: {set_differences(stored, settings)}. Give another id"
-                " (--set), or repeat the settings of that set to go on with it",
+                " (--set), or repeat the settings of that set to continue it",
                 path=str(path),
             )
         return stored

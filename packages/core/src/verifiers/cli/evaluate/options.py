@@ -370,7 +370,7 @@ class CommandSettings:
 
     progress: ProgressKind = flag("auto", "How progress is shown (stderr).")
     set_id: Text | None = flag(
-        None, "Folder name of the set of runs: a new set, or one to go on with.", "--set"
+        None, "Folder name of the set of runs: a new set, or one to continue.", "--set"
     )
     abbreviated_summary: bool = flag(False, "Numbers only, no sample rollouts.", "-A")
     json: bool = flag(False, "One JSON object on stdout instead of text.")

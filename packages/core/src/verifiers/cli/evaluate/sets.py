@@ -2,7 +2,7 @@
 became of each.
 
 A command with several evaluations, or with ``--set``, is a set (``storage.sets``). The same command
-goes on with it: complete runs are read from disk, the others resume.
+continues it: complete runs are read from disk, the others resume.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class CommandSet:
         if not is_old:
             begun = f"set {self.planned.label}: {len(self.prepared)} runs in {self.planned.path}"
             return f"{begun}{self._unfinished_before(self.planned)}"
-        return f"{self.line()}; {'nothing is pending' if self.is_complete else 'going on with it'}"
+        return f"{self.line()}; {'nothing is pending' if self.is_complete else 'continuing it'}"
 
     def _unfinished_before(self, planned: RunSet) -> str:
         """A sentence about the newest unfinished set of other runs: an edited file begins anew."""
