@@ -46,7 +46,8 @@ def test_every_live_token_is_in_one_row_with_its_advantage_and_its_share():
     assert batch.num_tokens == batch.stats["tokens/trained"] == 24
     (apart,) = rows_of(build(groups, [], pipeline_config(share_prompts=False)))
     assert apart.num_tokens == 8 * (2 + 3)
-    assert row.num_tokens == 2 * 2 + 8 * 3  # the prompt of two tokens once for each group
+    assert row.num_tokens == apart.num_tokens
+    assert row.num_computed == 2 * 2 + 8 * 3  # the prompt of two tokens once for each group
     assert batch.stats["packing/shared"] == pytest.approx(1 - 28 / 40)
     assert row.weight[row.loss_mask] == pytest.approx(np.full(24, 1 / 24))
     assert not row.weight[~row.loss_mask].any()

@@ -121,19 +121,11 @@ def test_calls_results_and_answers_are_trained_exactly_as_sampled(tmp_path, teac
 def row_logprobs(model: Any, row: Any, temperature: float) -> torch.Tensor:
     """Log-probs of a packed row's tokens by plain forward passes over its samples, float32 [T]."""
     parts = []
-    prompts = row.seq_ids if row.prompt_seq_ids is None else row.prompt_seq_ids
     for sample in np.unique(row.seq_ids):
-        of_sample = row.seq_ids == sample
-        # what it stands behind, if it shares a prompt
-        prompt = (row.seq_ids == prompts[of_sample][0]) & ~of_sample
-        ids = torch.tensor(np.concatenate([row.token_ids[prompt], row.token_ids[of_sample]]))[
-            None
-        ].long()
+        ids = torch.from_numpy(row.token_ids[row.seq_ids == sample])[None].long()
         with torch.no_grad():
             logp = torch.log_softmax(model(ids).logits[0, :-1] / temperature, dim=-1)
-        parts.append(
-            torch.cat([torch.zeros(1), logp.gather(1, ids[0, 1:, None])[:, 0]])[int(prompt.sum()) :]
-        )
+        parts.append(torch.cat([torch.zeros(1), logp.gather(1, ids[0, 1:, None])[:, 0]]))
     return torch.cat(parts)
 
 

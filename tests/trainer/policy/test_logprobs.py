@@ -10,6 +10,7 @@ import copy
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -27,6 +28,7 @@ from transformers import (
 
 from support.tiny_models import VOCABULARY, build, tiny_gpt2, tiny_llama, tiny_qwen3
 from verifiers.errors import ConfigError
+from verifiers_trainer.algorithm.prefix_tree import node_ids
 from verifiers_trainer.policy import logprobs as logprobs_module
 from verifiers_trainer.policy.forward_checks import HEAD_TOLERANCE, check_head, check_packing
 from verifiers_trainer.policy.logprobs import (
@@ -150,10 +152,13 @@ def test_samples_side_by_side_have_the_values_and_gradients_of_one_row(name, sha
     install_logprob_forward(model)
     tokens, positions = packed_row(EQUAL)
     row = {"input_ids": tokens, "position_ids": positions}
-    if shared:  # four prompts, each with a branch
-        seq_ids = torch.arange(8).repeat_interleave(torch.tensor(EQUAL))
-        row |= {"seq_ids": seq_ids, "prompt_seq_ids": seq_ids - seq_ids % 2}
-        row["position_ids"] = torch.where(seq_ids % 2 == 1, positions + 30, positions)
+    if shared:  # four trees of two samples
+        common = [0, 20] * 4
+        starts = np.cumsum([0, *EQUAL[:-1]])
+        for number in range(1, 8, 2):
+            first, second = (slice(start, start + 20) for start in starts[number - 1 : number + 1])
+            tokens[second] = tokens[first]
+        row["node_ids"] = torch.from_numpy(node_ids(EQUAL, common))
     coefficients = torch.randn(len(tokens), generator=torch.Generator().manual_seed(1))
     side_by_side, one_row = model(**row).logprobs, model(**row, as_one_row=True).logprobs
     assert torch.allclose(side_by_side, one_row, atol=1e-5)

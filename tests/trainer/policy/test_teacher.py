@@ -128,7 +128,7 @@ def test_the_teacher_scores_each_token_given_those_before_it(tmp_path, folder, m
     the same."""
     teacher = Teacher.open(str(folder), build_tiny_tokenizer(), "cpu")
     rows = scored_rows(distilled(tmp_path, folder, max_steps=1))
-    assert any(row.prompt_seq_ids is not None for row in rows)
+    assert any(row.node_ids is not None for row in rows)
     model, tokenizer = small_policy(seed=5), build_tiny_tokenizer()
     model.load_state_dict({name: p for name, p in teacher.model.state_dict().items()})
     with EmbeddedEngine(model, tokenizer, max_seq_len=64, concurrency=4) as engine:

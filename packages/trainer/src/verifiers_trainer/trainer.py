@@ -477,7 +477,7 @@ class RLTrainer(HFLoop):
         seconds = time.perf_counter() - started
         step.numbers |= {"loss": mean_loss, **step.meter.summary(), "time/train": seconds}
         step.numbers["throughput/train_tokens_per_s"] = (
-            sum(row.num_tokens for row in step.rows) / seconds
+            sum(row.num_computed for row in step.rows) / seconds
         )
         yield loss
         with self.weight_update():

@@ -7,10 +7,10 @@ first into the emptiest row. Ranks without a row get a filler: one token of weig
 real forward and backward pass, because sharded training hangs when ranks run different numbers of
 them. A sample never spans rows and is never cut.
 
-The rollouts of a group begin with the same prompt. With ``share_prompts`` that prompt is laid once,
-followed by one branch for each sample. The log-probabilities stay the same, because a branch
-attends to its prompt and itself alone (``policy.logprobs`` builds that mask); prompts carry no
-loss, so no loss is dropped.
+The rollouts of a group begin with the same prompt, and often have more in common. With
+``share_prompts`` equal tokens after equal tokens are one node of a tree (``prefix_tree``) that is
+computed once, and it is nodes that fill a row. Every sample is in its row from its first to its
+last token all the same: only the forward pass knows about nodes.
 
 ``samples`` decides which tokens carry loss, ``aggregation`` how much each weighs.
 """
@@ -20,12 +20,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from verifiers_trainer.algorithm.prefix_tree import Tree, node_ids, trees
 from verifiers_trainer.algorithm.samples import COMPONENTS, NOT_SAMPLED, Sample
 
 if TYPE_CHECKING:
@@ -43,16 +44,15 @@ class PackedRow:
         PackedRow(token_ids=[1, 7, 2, 1, 9], position_ids=[0, 1, 2, 0, 1], seq_ids=[0, 0, 0, 1, 1],
                   loss_mask=[F, T, T, F, T], sampler_logprobs=[0, -.1, -.7, 0, -.2], ..., sample_indices=[4, 0])
 
-    Two samples that share the prompt [1, 7]: the prompt, then the tokens of each after it::
+    Two samples that begin with [1, 7], of whose seven tokens five are computed::
 
-        PackedRow(token_ids=[1, 7, 2, 9, 4], position_ids=[0, 1, 2, 2, 3], seq_ids=[0, 0, 1, 2, 2],
-                  prompt_seq_ids=[0, 0, 0, 0, 0], ..., sample_indices=[3, 5])
+        PackedRow(token_ids=[1, 7, 2, 1, 7, 9, 4], position_ids=[0, 1, 2, 0, 1, 2, 3], seq_ids=[0, 0, 0, 1, 1, 1, 1],
+                  node_ids=[0, 1, 2, 0, 1, 3, 4], ..., sample_indices=[3, 5])
     """
 
     token_ids: np.ndarray  # int32 [T]
-    # int32 [T], from 0 in every sample; after a shared prompt they continue from its end
-    position_ids: np.ndarray
-    seq_ids: np.ndarray  # int32 [T], from 0: which sample of the row; a shared prompt counts as one
+    position_ids: np.ndarray  # int32 [T], from 0 in every sample
+    seq_ids: np.ndarray  # int32 [T], from 0: which sample of the row
     loss_mask: np.ndarray  # bool [T], False on the first token of every sample
     sampler_logprobs: np.ndarray  # float32 [T], nats, under the policy that sampled the token
     advantage: np.ndarray  # float32 [T]
@@ -64,13 +64,18 @@ class PackedRow:
     reference_logprobs: np.ndarray | None = None  # float32 [T], nats, under the reference policy
     # float32 [T], nats, under the trained policy when the batch was built
     old_logprobs: np.ndarray | None = None
-    # int32 [T]: seq id of the shared prompt before a token, else its own
-    prompt_seq_ids: np.ndarray | None = None
+    # int32 [T], from 0: the node of the prefix tree that computes a token; None: each its own
+    node_ids: np.ndarray | None = None
     component: np.ndarray | None = None  # int32 [T]: index in COMPONENTS; None = 0 throughout
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens of the forward pass, which computes common prefixes once."""
+        return self.num_tokens if self.node_ids is None else int(self.node_ids.max()) + 1
 
     @property
     def is_filler(self) -> bool:
@@ -99,22 +104,11 @@ def sent(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 
 
 def sample_spans(row: PackedRow) -> list[tuple[int, int, int]]:
-    """(sample, start, end) of each sample of a row, as `pack` numbers them; without the prompt that
-    several share.
-
-    The tokens from ``start`` to before ``end`` are the last of the sample.
-    """
+    """(sample, start, end) of each sample of a row, as `pack` numbers them."""
     if row.is_filler:
         return []
-    bounds = [0, *(np.flatnonzero(np.diff(row.seq_ids)) + 1).tolist(), row.num_tokens]
-    prompts = set()
-    if row.prompt_seq_ids is not None:
-        prompts = set(row.prompt_seq_ids[row.prompt_seq_ids != row.seq_ids].tolist())
-    spans = [
-        (start, end)
-        for start, end in itertools.pairwise(bounds)
-        if int(row.seq_ids[start]) not in prompts
-    ]
+    bounds = [*np.flatnonzero(row.position_ids == 0).tolist(), row.num_tokens]
+    spans = itertools.pairwise(bounds)
     return [(int(sample), *span) for sample, span in zip(row.sample_indices, spans, strict=True)]
 
 
@@ -133,8 +127,8 @@ def forward_arguments(
         "inv_temperature": row["inv_temperature"],
         "loss_mask": layout["loss_mask"],
     }
-    if "prompt_seq_ids" in row:
-        arguments |= {"seq_ids": layout["seq_ids"], "prompt_seq_ids": layout["prompt_seq_ids"]}
+    if "node_ids" in row:
+        arguments["node_ids"] = layout["node_ids"]
     return arguments
 
 
@@ -152,8 +146,8 @@ def pack(
 
     ``weights`` are those of `aggregation.step_weights`, one array [T] per sample. Samples whose
     weights are all zero are left out; every other sample is in exactly one row. ``packing=False``
-    gives each sample its own row. ``share_prompts`` lays siblings with the same prompt after one
-    copy of it; the gradient is the same.
+    gives each sample its own row. With ``share_prompts`` a row holds ``max_tokens`` nodes of prefix
+    trees, which may be the tokens of more samples; the gradient is the same.
 
     *Raises* ValueError for a sample longer than ``max_tokens``, and for a sample whose first token
     carries loss.
@@ -174,9 +168,9 @@ def pack(
             )
     if share_prompts and packing:
         total = sum(samples[i].num_tokens for i in used)
-        parts = shared_prompt_parts(samples, used, min(max_tokens, math.ceil(total / world)))
+        parts = trees(samples, used, min(max_tokens, math.ceil(total / world)))
     else:
-        parts = [Part((i,), 0, samples[i].num_tokens) for i in used]
+        parts = [Tree((i,), (0,), samples[i].num_tokens) for i in used]
     sizes = [part.size for part in parts]
     bins = _bins(sizes, max_tokens, world) if packing else [[index] for index in range(len(parts))]
     rows = [_row(samples, weights, [parts[index] for index in indices]) for indices in bins]
@@ -188,18 +182,18 @@ def pack(
 def fill(rows_R: Sequence[Sequence[PackedRow]], max_tokens: int) -> float:
     """Tokens in rows over the tokens the rows could hold; 1.0 is perfect."""
     rows = [row for rows in rows_R for row in rows]
-    return sum(row.num_tokens for row in rows if not row.is_filler) / (len(rows) * max_tokens)
+    return sum(row.num_computed for row in rows if not row.is_filler) / (len(rows) * max_tokens)
 
 
 def shared(
     rows_R: Sequence[Sequence[PackedRow]], samples: Sequence[Sample], weights: Sequence[np.ndarray]
 ) -> float:
-    """Fraction of the samples' tokens saved by sharing prompts; 0 when no prompt is shared."""
+    """Fraction of the samples' tokens saved by computing common prefixes once; 0 without any."""
     total = sum(
         sample.num_tokens for sample, weight in zip(samples, weights, strict=True) if weight.any()
     )
-    in_rows = sum(row.num_tokens for rows in rows_R for row in rows if not row.is_filler)
-    return 1 - in_rows / total if total else 0.0
+    computed = sum(row.num_computed for rows in rows_R for row in rows if not row.is_filler)
+    return 1 - computed / total if total else 0.0
 
 
 def filler_row() -> PackedRow:
@@ -217,57 +211,6 @@ def filler_row() -> PackedRow:
         version=np.full(1, NOT_SAMPLED, np.int32),
         sample_indices=np.zeros(0, np.int32),
     )
-
-
-# --- shared prompts -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The unit that is packed: samples that share their first ``prompt`` tokens, or one sample."""
-
-    members: tuple[int, ...]
-    """Positions in the list of samples."""
-    prompt: int
-    """Tokens of the shared prompt; 0 for a sample alone."""
-    size: int
-    """Tokens in the row."""
-
-
-def shared_prompt_parts(
-    samples: Sequence[Sample], used: Sequence[int], max_tokens: int
-) -> list[Part]:
-    """Group the samples ``used`` of a group with equal prompts into parts of at most
-    ``max_tokens``.
-
-    A longer sample is a part alone. The prompt is everything before the first token with loss.
-    First fit in decreasing order of length gives few parts.
-    """
-    siblings: dict[tuple[int, float, bytes], list[int]] = {}
-    for i in used:
-        prompt = samples[i].token_ids[: _prompt_len(samples[i])]
-        key = samples[i].group, samples[i].inv_temperature, prompt.tobytes()
-        siblings.setdefault(key, []).append(i)
-    return [part for members in siblings.values() for part in _parts(samples, members, max_tokens)]
-
-
-def _prompt_len(sample: Sample) -> int:
-    return int(sample.loss_mask.argmax())
-
-
-def _parts(samples: Sequence[Sample], members: Sequence[int], max_tokens: int) -> Iterator[Part]:
-    prompt = _prompt_len(samples[members[0]])
-    open_parts: list[tuple[list[int], int]] = []
-    for i in sorted(members, key=lambda i: (-samples[i].num_tokens, i)):
-        branch = samples[i].num_tokens - prompt
-        for index, (branches, size) in enumerate(open_parts):
-            if size + branch <= max_tokens:
-                open_parts[index] = ([*branches, i], size + branch)
-                break
-        else:
-            open_parts.append(([i], prompt + branch))
-    for branches, size in open_parts:
-        yield Part(tuple(branches), prompt if len(branches) > 1 else 0, size)
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -306,46 +249,34 @@ def _emptiest_first(
 
 
 def _row(
-    samples: Sequence[Sample], weights: Sequence[np.ndarray], parts: Sequence[Part]
+    samples: Sequence[Sample], weights: Sequence[np.ndarray], parts: Sequence[Tree]
 ) -> PackedRow:
-    spans = [span for part in parts for span in _spans(samples, part)]
-    lengths = np.array([end - start for _, start, end, _ in spans])
-    seq_ids = np.arange(len(spans), dtype=np.int32)
-    prompt_offset = np.array([offset for _, _, _, offset in spans], np.int32)
-    components = [COMPONENTS.index(samples[i].component) for i, _, _, _ in spans]
+    members = [i for part in parts for i in part.members]
+    in_row = [samples[i] for i in members]
+    lengths = [sample.num_tokens for sample in in_row]
+    common = [num for part in parts for num in part.common]
+    components = [COMPONENTS.index(sample.component) for sample in in_row]
 
     def concatenated(name: str) -> np.ndarray:
-        return np.concatenate([getattr(samples[i], name)[start:end] for i, start, end, _ in spans])
+        return np.concatenate([getattr(sample, name) for sample in in_row])
 
-    def repeated(values: Sequence[Any] | np.ndarray, dtype: DTypeLike) -> np.ndarray:
+    def repeated(values: Sequence[float] | np.ndarray, dtype: DTypeLike) -> np.ndarray:
         return np.repeat(np.asarray(values, dtype), lengths)
 
-    weight = np.concatenate([weights[i][start:end] for i, start, end, _ in spans])
-    positions = [np.arange(start, end, dtype=np.int32) for _, start, end, _ in spans]
     return PackedRow(
         token_ids=concatenated("token_ids"),
-        position_ids=np.concatenate(positions),
-        seq_ids=repeated(seq_ids, np.int32),
+        position_ids=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        seq_ids=repeated(np.arange(len(members)), np.int32),
         loss_mask=concatenated("loss_mask"),
         sampler_logprobs=concatenated("sampler_logprobs"),
         advantage=concatenated("advantages"),
-        weight=weight.astype(np.float32),
-        inv_temperature=repeated([samples[i].inv_temperature for i, _, _, _ in spans], np.float32),
+        weight=np.concatenate([weights[i] for i in members]).astype(np.float32),
+        inv_temperature=repeated([sample.inv_temperature for sample in in_row], np.float32),
         version=concatenated("versions"),
-        sample_indices=np.array([i for part in parts for i in part.members], np.int32),
-        prompt_seq_ids=repeated(seq_ids - prompt_offset, np.int32) if prompt_offset.any() else None,
+        sample_indices=np.array(members, np.int32),
+        node_ids=node_ids(lengths, common) if any(common) else None,
         component=repeated(components, np.int32) if any(components) else None,
     )
-
-
-def _spans(samples: Sequence[Sample], part: Part) -> list[tuple[int, int, int, int]]:
-    """(sample, start, end, offset to the span of its prompt) of each span of a part, in order."""
-    if not part.prompt:
-        return [(i, 0, samples[i].num_tokens, 0) for i in part.members]
-    branches = [
-        (i, part.prompt, samples[i].num_tokens, 1 + number) for number, i in enumerate(part.members)
-    ]
-    return [(part.members[0], 0, part.prompt, 0), *branches]
 
 
 def _deal(rows: Sequence[PackedRow], world: int) -> list[list[PackedRow]]:
@@ -355,7 +286,7 @@ def _deal(rows: Sequence[PackedRow], world: int) -> list[list[PackedRow]]:
     The i-th rows of all ranks have similar sizes, which matters where ranks wait for each other in
     every row.
     """
-    order = sorted(range(len(rows)), key=lambda i: (-rows[i].num_tokens, i))
+    order = sorted(range(len(rows)), key=lambda i: (-rows[i].num_computed, i))
     rows_R: list[list[PackedRow]] = [[] for _ in range(world)]
     for start in range(0, len(order), world):
         block = order[start : start + world]

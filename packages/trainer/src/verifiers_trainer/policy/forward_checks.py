@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from verifiers_trainer.algorithm.prefix_tree import node_ids
 from verifiers_trainer.policy.compiled import as_written
 from verifiers_trainer.policy.logprobs import (
     find_causal_lm,
@@ -186,7 +187,7 @@ def check_packing(
 
 
 Together = Callable[..., Sequence[Tensor]]
-"""Samples to their log-probabilities in one row, in order, after those of a prompt they share."""
+"""Samples to their log-probabilities in one row, in order; without those of a prompt they share."""
 
 
 def _apart_in_half(together: Together, first: Tensor, third: Tensor, second: Tensor) -> SelfCheck:
@@ -234,29 +235,24 @@ def check_sharing(
         prompt, first, second, third = tokens.split([*lengths, lengths[1]], dim=1)
 
         def together(*parts: Tensor) -> Sequence[Tensor]:
-            sizes = [prompt.shape[1], *(part.shape[1] for part in parts)]
-            numbers = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-            seq_ids = numbers.to(tokens.device)
-            position_ids = [
-                torch.arange(sizes[0]),
-                *(torch.arange(sizes[0], sizes[0] + size) for size in sizes[1:]),
-            ]
+            sizes = [prompt.shape[1] + part.shape[1] for part in parts]
+            common = [0] + [prompt.shape[1]] * (len(parts) - 1)
             out = model(
-                input_ids=torch.cat([prompt, *parts], dim=1),
-                position_ids=torch.cat(position_ids).to(tokens.device)[None],
-                seq_ids=seq_ids,
-                prompt_seq_ids=torch.zeros_like(seq_ids),
+                input_ids=torch.cat([t for part in parts for t in (prompt, part)], dim=1),
+                position_ids=torch.cat([torch.arange(size) for size in sizes])[None],
+                node_ids=torch.from_numpy(node_ids(sizes, common)),
                 as_one_row=True,
             )
-            return out.logprobs.split(sizes)
+            return [logprobs[prompt.shape[1] :] for logprobs in out.logprobs.split(sizes)]
 
         if is_half or _is_half(model):
             return _apart_in_half(together, first, third, second)
         shared = together(first, second)
         unshared = [
-            model(input_ids=torch.cat([prompt, part], dim=1)).logprobs for part in (first, second)
+            model(input_ids=torch.cat([prompt, part], dim=1)).logprobs[prompt.shape[1] :]
+            for part in (first, second)
         ]
-    return _compared(shared, [unshared[0], unshared[1][prompt.shape[1] :]])
+    return _compared(shared, unshared)
 
 
 def _compared(packed: Sequence[Tensor], alone: Sequence[Tensor]) -> SelfCheck:

@@ -4,9 +4,10 @@ chunk at a time.
 `install_logprob_forward` replaces the forward of a causal-LM *instance*, also inside a PEFT or
 distributed wrapper, so the wrapper's hooks still fire. The replaced forward runs the backbone with
 ``use_cache=False`` and no attention mask: only then does transformers separate samples with reset
-``position_ids``; with either, they silently attend to each other. Samples that share a prompt get
-an explicit mask instead. The head runs in chunks. If all logits of a row together are small,
-they are stored for the backward pass; otherwise each chunk is recomputed there.
+``position_ids``; with either, they silently attend to each other. Samples with a common prefix,
+which is computed once (``prefix_tree``), get an explicit mask instead. The head runs in chunks. If
+all logits of a row together are small, they are stored for the backward pass; otherwise each chunk
+is recomputed there.
 
 `forward_checks` compares this with the stock model. No weight, buffer or configuration is changed.
 """
@@ -29,6 +30,7 @@ from transformers.utils import ModelOutput
 
 from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.packing import sent
+from verifiers_trainer.algorithm.prefix_tree import Nodes
 from verifiers_trainer.engines.embedded.model_inputs import keep_precision
 from verifiers_trainer.policy.sizes import CHUNK_TOKENS, CHUNK_TOKENS_CPU, STORED_LOGITS_BYTES
 
@@ -285,8 +287,9 @@ def install_logprob_forward(
     Afterwards ``model(input_ids=, position_ids=, labels=, inv_temperature=, loss_mask=,
     num_chunks=)`` takes one row, [T] or [1, T]; entry t of every argument and result describes
     token t. ``labels`` defaults to ``input_ids``, which are the same tokens, not shifted. With
-    ``loss_mask`` the head is computed only where it is True. A row with shared prompts comes with
-    its ``seq_ids`` and ``prompt_seq_ids`` (see `packing.PackedRow`). With ``teacher``, a model with
+    ``loss_mask`` the head is computed only where it is True. With the ``node_ids`` [T] of a row (see
+    `packing.PackedRow`) each node of its prefix trees is computed once; the results are [T] all the
+    same. With ``teacher``, a model with
     the same forward and vocabulary, the result has ``reverse_kl`` and ``forward_kl``. ``entropy``
     carries a gradient with ``entropy_gradient``. ``full_head`` goes through the stock head and
     holds all logits: for architectures that fail `check_head`.
@@ -363,8 +366,7 @@ def _logprob_forward(
     loss_mask: Tensor | None = None,
     num_chunks: int | None = None,
     use_cache: bool | None = None,
-    seq_ids: Tensor | None = None,
-    prompt_seq_ids: Tensor | None = None,
+    node_ids: Tensor | None = None,
     teacher: nn.Module | None = None,
     as_one_row: bool = False,
     entropy_gradient: bool = False,
@@ -393,14 +395,24 @@ def _logprob_forward(
     if loss_mask is not None:
         is_predicted &= loss_mask.reshape(-1).cpu().numpy()
     index = torch.from_numpy(np.flatnonzero(is_predicted))
-    before, sharing = index - 1, None
-    if seq_ids is not None and prompt_seq_ids is not None:
-        sharing = seq_ids.reshape(-1).cpu(), prompt_seq_ids.reshape(-1).cpu()
-        before = tokens_before(*sharing)[index]
-    index, before = (sent(tokens_of, device) for tokens_of in (index, before))
+    nodes, of_index = None, None
+    before, predicted = index - 1, index
+    computed, computed_positions = tokens, positions
+    if node_ids is not None:
+        row_nodes = node_ids.reshape(-1).cpu().numpy()
+        nodes = Nodes.of(row_nodes, positions.numpy())
+        # a node that several samples are trained on goes through the head once
+        unique, inverse = np.unique(row_nodes[is_predicted], return_inverse=True)
+        before, predicted, of_index, computed_index = (
+            torch.from_numpy(array)
+            for array in (nodes.parent[unique], nodes.token[unique], inverse, nodes.token)
+        )
+        computed_positions = positions[computed_index]
+        computed, of_index = tokens[sent(computed_index, device)], sent(of_index, device)
+    index, before, predicted = (sent(of, device) for of in (index, before, predicted))
     if isinstance(inv_temperature, Tensor) and inv_temperature.numel() > 1:
-        inv_temperature = inv_temperature.reshape(-1)[index]
-    layout = Layout.of(self, tokens, positions, sharing, as_one_row=as_one_row)
+        inv_temperature = inv_temperature.reshape(-1)[predicted]
+    layout = Layout.of(self, computed, computed_positions, nodes, as_one_row=as_one_row)
     source, head, transform = _outputs(self, layout)
     states = None
     if teacher is not None:
@@ -410,7 +422,7 @@ def _logprob_forward(
     logprobs, entropy, *divergence = chunked_logprobs(
         source[before],
         head,
-        labels[index],
+        labels[predicted],
         inv_temperature,
         transform=transform,
         chunk_tokens=getattr(self, _STATE).chunk_tokens,
@@ -419,9 +431,11 @@ def _logprob_forward(
         entropy_gradient=entropy_gradient,
     )
     empty = torch.zeros(len(tokens), dtype=logprobs.dtype, device=tokens.device)
-    return LogprobOutput(
-        *(empty.index_put((index,), values) for values in (logprobs, entropy, *divergence))
-    )
+
+    def in_the_row(values: Tensor) -> Tensor:
+        return empty.index_put((index,), values if of_index is None else values[of_index])
+
+    return LogprobOutput(*map(in_the_row, (logprobs, entropy, *divergence)))
 
 
 @contextlib.contextmanager
@@ -433,15 +447,14 @@ def precision_kept(head: nn.Module) -> Iterator[None]:
         yield
 
 
-def visible_tokens(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
-    """bool [..., T, T], True where a token (row) attends to another (column): its sample so far and
-    its shared prompt.
+def visible_tokens(first: Tensor, last: Tensor) -> Tensor:
+    """bool [..., C, C], True where a node (row) attends to another (column): to those on its own
+    path, which stand before it and whose samples include its first; see `prefix_tree.Nodes`.
 
-    >>> visible_tokens(torch.tensor([0, 0, 1, 2]), torch.tensor([0, 0, 0, 0])).int().tolist()
+    >>> visible_tokens(torch.tensor([0, 0, 0, 1]), torch.tensor([1, 1, 0, 1])).int().tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
     """
-    columns = seq_ids.unsqueeze(-2)
-    return ((columns == seq_ids.unsqueeze(-1)) | (columns == prompt_seq_ids.unsqueeze(-1))).tril()
+    return (first.unsqueeze(-1) <= last.unsqueeze(-2)).tril()
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,7 +462,7 @@ class Layout:
     """How the backbone gets a packed row of T tokens: as it stands, B = 1 and L = T, or its parts
     side by side.
 
-    A part is a sample, or a shared prompt with its branches. Attention that is computed as a matrix
+    A part is a sample, or a prefix tree. Attention that is computed as a matrix
     costs T² per head for a row as it stands, although most of it is masked, and B·L² for parts side
     by side, which are padded on the right to the longest: nothing before attends to padding.
     """
@@ -469,23 +482,20 @@ class Layout:
         lm: PreTrainedModel,
         tokens: Tensor,
         positions: Tensor,
-        sharing: tuple[Tensor, Tensor] | None,
+        nodes: Nodes | None,
         *,
         as_one_row: bool,
     ) -> Layout:
         """The cheaper layout, by the operations of a layer of ``lm``; the row as it stands for
         flash attention.
 
-        ``tokens`` and ``positions`` are int64 [T], ``sharing`` the ``seq_ids`` and
-        ``prompt_seq_ids`` [T] of a row with shared prompts; all but ``tokens`` are on the host.
+        ``tokens`` and ``positions`` are int64 [T], of the nodes if a row has trees; all but
+        ``tokens`` are on the host.
         """
         config = lm.config.get_text_config()
         device = tokens.device
         if not as_one_row and config._attn_implementation in ("sdpa", "eager"):
             begins = positions.numpy() == 0
-            if sharing is not None:  # branches continue from the position of their prompt
-                prompts = sharing[1].numpy()
-                begins[1:] = prompts[1:] != prompts[:-1]
             begins[0] = True
             part_ids = begins.cumsum() - 1
             lengths = np.bincount(part_ids)
@@ -494,21 +504,21 @@ class Layout:
             if layer_cost(batch * longest, batch * longest**2, config.hidden_size) < one_row:
                 columns = np.arange(len(tokens)) - (lengths.cumsum() - lengths)[part_ids]
                 index = torch.from_numpy(part_ids * longest + columns)
-                return cls._side_by_side(tokens, positions, sharing, (batch, longest), index)
+                return cls._side_by_side(tokens, positions, nodes, (batch, longest), index)
         on_device = sent(positions, device)[None]
-        if sharing is None:
+        if nodes is None:
             is_flash = "flash" in config._attn_implementation
             bounds = _flash_lengths(positions.numpy(), device) if is_flash else {}
             return cls(tokens[None], on_device, None, None, bounds)
-        ids = (sent(part, device) for part in sharing)
-        return cls(tokens[None], on_device, visible_tokens(*ids)[None, None], None)
+        bounds = (sent(torch.from_numpy(part), device) for part in (nodes.first, nodes.last))
+        return cls(tokens[None], on_device, visible_tokens(*bounds)[None, None], None)
 
     @classmethod
     def _side_by_side(
         cls,
         tokens: Tensor,
         positions: Tensor,
-        sharing: tuple[Tensor, Tensor] | None,
+        nodes: Nodes | None,
         shape: tuple[int, int],
         index: Tensor,
     ) -> Layout:
@@ -520,13 +530,13 @@ class Layout:
             return empty.index_put((index,), sent(values, device)).reshape(shape)
 
         # transformers takes a position that goes back for the start of another sample
-        if sharing is None:
+        if nodes is None:
             return cls(
                 padded(tokens, 0), torch.arange(shape[1], device=device).expand(shape), None, index
             )
-        # padding attends to padding
-        seq_ids, prompt_seq_ids = padded(sharing[0], -1), padded(sharing[1], -1)
-        visible = visible_tokens(seq_ids, prompt_seq_ids)[:, None]
+        # padding attends to what is before it, and nothing to padding
+        first, last = (padded(torch.from_numpy(part), -1) for part in (nodes.first, nodes.last))
+        visible = visible_tokens(first, last)[:, None]
         return cls(padded(tokens, 0), padded(positions, 0), visible, index)
 
 
@@ -552,19 +562,6 @@ def layer_cost(num_tokens: int, num_pairs: int, hidden: int) -> int:
     (655360, 626688)
     """
     return 6 * hidden * num_tokens + num_pairs
-
-
-def tokens_before(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
-    """int64 [T], the index of the preceding token of the same sample; after a shared prompt that is
-    the prompt's last.
-
-    >>> tokens_before(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0, 0, 0, 0])).tolist()
-    [-1, 0, 1, 2, 1]
-    """
-    positions = torch.arange(len(seq_ids), device=seq_ids.device)
-    last = torch.zeros_like(positions).scatter_reduce(0, seq_ids, positions, "amax")
-    first = seq_ids != torch.cat([seq_ids[:1], seq_ids[:-1]])
-    return torch.where(first & (prompt_seq_ids != seq_ids), last[prompt_seq_ids], positions - 1)
 
 
 def _outputs(

@@ -9,11 +9,11 @@ reference policy. A teacher must have the policy's vocabulary.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,14 +117,13 @@ class EndpointTeacher(_Frozen):
         self._model: str | None = None
 
     def __call__(self, **arguments: Tensor) -> Any:
-        """Score a packed row: each sample's tokens, after those of the prompt that it shares."""
+        """Score a packed row, each of its samples by a request."""
         ids = arguments["input_ids"].reshape(-1).cpu()
-        logprobs = torch.zeros(len(ids))
-        positions = list(sequences(ids, arguments["position_ids"].reshape(-1).cpu(), arguments))
+        starts = (arguments["position_ids"].reshape(-1).cpu() == 0).nonzero().flatten().tolist()
+        bounds = itertools.pairwise([*starts, len(ids)])
         with ThreadPoolExecutor(CONCURRENT) as pool:
-            scores = pool.map(self._score, [ids[where].tolist() for where in positions])
-            for where, scored in zip(positions, scores, strict=True):
-                logprobs[where] = scored
+            scores = pool.map(self._score, [ids[start:end].tolist() for start, end in bounds])
+            logprobs = torch.cat([*scores])
         return SimpleNamespace(logprobs=logprobs.to(arguments["input_ids"].device))
 
     def _score(self, ids: list[int]) -> Tensor:
@@ -166,25 +165,3 @@ class EndpointTeacher(_Frozen):
             raise EndpointUnreachable(
                 f"the teacher {self.url}/{path} failed: {tls_fault(error) or error} {detail}".rstrip()
             ) from error
-
-
-def sequences(ids: Tensor, position_ids: Tensor, arguments: dict[str, Tensor]) -> Iterator[Tensor]:
-    """For each sample of a packed row the places [T] of its tokens in the row, the shared prompt's
-    first.
-
-    A shared prompt without its branches is no sample.
-    """
-    if "seq_ids" not in arguments:
-        starts = (position_ids == 0).nonzero().flatten().tolist()
-        for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
-            yield torch.arange(start, end)
-        return
-    seq_ids, prompts = arguments["seq_ids"].cpu(), arguments["prompt_seq_ids"].cpu()
-    shared = set(prompts[prompts != seq_ids].tolist())
-    for seq_id in seq_ids.unique().tolist():
-        positions = (seq_ids == seq_id).nonzero().flatten()
-        prompt = int(prompts[positions[0]])
-        if prompt != seq_id:
-            positions = torch.cat([(seq_ids == prompt).nonzero().flatten(), positions])
-        if seq_id not in shared:
-            yield positions

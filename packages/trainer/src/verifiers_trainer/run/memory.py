@@ -32,7 +32,7 @@ def out_of_memory(
     architecture = _architecture(model)
     has_adapter = hasattr(model, "peft_config")
     is_half = config.bf16 or config.fp16 or model.dtype.itemsize == HALF
-    tokens = max((row.num_tokens for row in rows), default=0)
+    tokens = max((row.num_computed for row in rows), default=0)
     longest = max((end - start for row in rows for _, start, end in sample_spans(row)), default=0)
 
     def gigabytes(tokens: int, checkpointing: bool) -> str:

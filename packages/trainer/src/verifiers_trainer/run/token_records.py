@@ -72,7 +72,7 @@ def _policy_logprobs(
     batch: TrainBatch, rank: int, row_logprobs: Sequence[torch.Tensor], needed: set[int]
 ) -> dict[int, dict[str, np.ndarray]]:
     """Sample -> ``policy_logprobs`` and, where the batch has them, ``old_logprobs``; float32, of
-    its last tokens."""
+    its tokens."""
     by_sample: dict[int, dict[str, np.ndarray]] = {}
     if not row_logprobs:  # an update without a trained token computes no row
         return by_sample
@@ -123,9 +123,7 @@ def _turns(
                 [float(f"{weight:.4g}") for weight in weights[numbers[which]][start:end].tolist()]
             )
             for name, values in logprobs.get(numbers[which], {}).items():
-                # of a shared prompt, which carries no loss
-                before = sample.num_tokens - len(values)
-                record[name] = _rounded(values[start - before : end - before])
+                record[name] = _rounded(values[start:end])
         records.append(record)
     return records
 

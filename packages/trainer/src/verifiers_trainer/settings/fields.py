@@ -320,8 +320,9 @@ class Settings:
     packing: Annotated[bool, SPEED] = True
     """Pack samples end to end into rows; False puts each sample in a separate row."""
     share_prompts: Annotated[bool, SPEED] = True
-    """Compute the prompt that the rollouts of a group share once per packed row. The gradient is
-    the same. Only with ``packing``, and with PyTorch attention over the whole context."""
+    """Compute what samples begin with alike, such as the prompt of a group, once per packed row, as
+    a tree of prefixes. The gradient is the same. Only with ``packing``, and with PyTorch attention
+    over the whole context."""
     max_seq_len: Annotated[int, Meta(ge=2, le=10**9)] = 2048
     """Tokens of a conversation; longer rollouts carry no loss and are never truncated."""
     max_prompt_len: Count | None = None
