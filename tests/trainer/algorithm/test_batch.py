@@ -46,9 +46,9 @@ def test_every_live_token_is_in_one_row_with_its_advantage_and_its_share():
     assert batch.num_tokens == batch.stats["tokens/trained"] == 24
     (apart,) = rows_of(build(groups, [], pipeline_config(share_prompts=False)))
     assert apart.num_tokens == 8 * (2 + 3)
-    assert row.num_tokens == apart.num_tokens
-    assert row.num_computed == 2 * 2 + 8 * 3  # the prompt of two tokens once for each group
-    assert batch.stats["packing/shared"] == pytest.approx(1 - 28 / 40)
+    assert row.num_tokens == apart.num_tokens == apart.num_computed
+    assert row.num_computed == 2 + 3  # all eight have the same tokens
+    assert batch.stats["packing/shared"] == pytest.approx(1 - 5 / 40)
     assert row.weight[row.loss_mask] == pytest.approx(np.full(24, 1 / 24))
     assert not row.weight[~row.loss_mask].any()
     assert sorted(set(row.advantage[row.loss_mask].tolist())) == [-0.75, -0.5, 0.25, 0.5]
@@ -162,13 +162,14 @@ def test_no_sample_is_lost_when_samples_and_ranks_do_not_divide():
 )
 def test_what_bounds_a_row(settings, longest):
     groups = [group(*[0, 1] * 100, index=i) for i in range(3)]
-    rows = rows_of(build(groups, [], pipeline_config(**settings)))
+    rows = rows_of(build(groups, [], pipeline_config(share_prompts=False, **settings)))
     assert max(row.num_tokens for row in rows) <= longest
     assert max(row.num_tokens for row in rows) > longest * 0.8
 
 
 def test_a_sample_longer_than_the_bound_stands_alone_and_is_not_cut():
-    batch = build([group(0, 1, 0, 1, tokens=50)], [], pipeline_config(micro_batch_tokens=20))
+    config = pipeline_config(micro_batch_tokens=20, share_prompts=False)
+    batch = build([group(0, 1, 0, 1, tokens=50)], [], config)
     assert [row.num_tokens for row in rows_of(batch)] == [52] * 4
 
 
