@@ -3,11 +3,13 @@ promise checked.
 
     python3 run.py soak --minutes 60 --seed 7
     python3 run.py soak --seed 7 --first-round 12 --rounds 1        repeat one round
+    python3 run.py soak --rounds 1 --disturbed 1                    a short round, a few minutes
 
 A round is one ``vf-eval`` and one ``vf-train`` (``builtin:tiny``) side by side. Each is disturbed
 several times and then repeated undisturbed until it says that it is done: kill -9, SIGTERM, Ctrl-C
 once and twice at random times and at failpoints, a full disk, a model server that refuses, stalls,
-lies, dies and returns, a stranger's requests, a worker that is stopped. Between two attempts the
+lies, dies and returns, repeats its key, a stranger's requests, a worker that is stopped, or busy in
+a pattern when its run is killed. Between two attempts the
 command is repeated with another configuration or edited source, run twice at once, and given a
 damaged copy. What may happen is drawn from the seed and the round alone; when it happens depends on
 the machine.
@@ -42,7 +44,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,13 +75,18 @@ MISMATCH = 1e-4
 """Largest mean |log ratio| between the sampler and the trainer for tokens of one
 policy, in nats."""
 
+KEY, GATE = "Zq7-key-of-the-soak-0123", "Zq7-gate-of-the-soak-4567"
+"""Secrets of the evaluation, a variable's and a header's: in no file of a round and on no stream."""
+
 EVALUATION = """
+import re
 import verifiers as vf
 
 def right(completion, answer):
     return float(completion[-1]["content"].endswith(f": {answer}"))
 
 def length(completion):
+    re.search("(a|a)*b", "a" * 16)  # nothing else of its interpreter runs meanwhile
     return len(completion[-1]["content"])
 
 def load_environment(num_rows=40, isolated=False):
@@ -192,6 +199,7 @@ class Commands:
             name for name in os.environ if name.startswith(("OPENAI_", "VF_")) and name != MARK
         ]:
             del os.environ[name]
+        os.environ["OPENAI_API_KEY"] = KEY
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(
             [
@@ -496,6 +504,7 @@ def pester(port: int) -> None:
         b"GET / HTTP/1.1\r\nno header\r\n\r\n": (400,),
         head + b"Origin: http://evil.example\r\nContent-Length: 2\r\n\r\n{}": (403,),
         head + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nxx": (400, 401),
+        head + b"Content-Encoding: br\r\nContent-Length: 2\r\n\r\nxx": (400, 401),
         head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body): (400, 401),
     }
     with contextlib.ExitStack() as stack, contextlib.suppress(ConnectionError):
@@ -529,6 +538,9 @@ BEHAVIOURS: dict[str, Callable[[random.Random], Any]] = {
     "429": lambda _: 429,
     "429 with Retry-After": lambda _: Behaviour(429, {"Retry-After": "1"}),
     "429 with a pause of no clock": lambda _: Behaviour(429, {"Retry-After": NO_CLOCK}),
+    "500 that repeats the key": lambda _: Behaviour(
+        500, body=json.dumps({"error": {"message": f"{KEY} beside {GATE}: overloaded"}})
+    ),
     "500 with a long text": lambda rng: Behaviour(500, body=rng.choice(WORST_TEXTS)),
     "reset": lambda _: Behaviour(reset=True),
     "garbage": lambda rng: Behaviour(garbage=rng.randbytes(200)),
@@ -688,6 +700,8 @@ class EvaluationRun:
                 "runs",
                 "--timeout",
                 "20",
+                "--header",
+                f"X-Gate: {GATE}",
                 "--progress",
                 "json",
             ]
@@ -1101,6 +1115,17 @@ class TrainingRun:
         self.counts["training: damaged copy"] += 1
 
 
+def require_no_secret(folder: Path) -> None:
+    """Neither the key nor the value of the header is in a file of the round, or was printed."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            content = path.read_bytes()
+            require(
+                KEY.encode() not in content and GATE.encode() not in content,
+                f"a secret is in {path.relative_to(folder)}",
+            )
+
+
 # --- rounds ---------------------------------------------------------------------------------------
 
 
@@ -1111,6 +1136,8 @@ class Soak:
     folder: Path
     seed: int
     sabotage: str = ""
+    num_disturbed: int = 3
+    """How often each command of a round is disturbed."""
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     references: dict[str, tuple[list[tuple[int, str]], dict[str, str]]] = field(
         default_factory=dict
@@ -1122,9 +1149,13 @@ class Soak:
         self.scratch.mkdir(parents=True)
         self.commands = Commands(self.scratch)
 
-    def begin(self) -> None:
+    def variant(self, number: int) -> str:
+        """How the training of a round samples."""
+        return random.Random(f"{self.seed}/{number}").choice(list(VARIANTS))
+
+    def begin(self, variants: Iterable[str] = VARIANTS) -> None:
         """The undisturbed runs that the rounds are compared with."""
-        for name in VARIANTS:
+        for name in variants:
             run = TrainingRun(
                 self.commands,
                 self.folder / f"reference {name}",
@@ -1157,11 +1188,10 @@ class Soak:
 
     def round(self, number: int) -> dict[str, int]:
         """One round; what it counted. Raises ``Violation``."""
-        rng = random.Random(f"{self.seed}/{number}")
         folder = self.folder / f"round-{number}"
         folder.mkdir()
         counts: collections.Counter[str] = collections.Counter()
-        variant = rng.choice(list(VARIANTS))
+        variant = self.variant(number)
         seeds = [random.Random(f"{self.seed}/{number}/{kind}") for kind in ("eval", "train")]
         evaluation = EvaluationRun(
             *(
@@ -1182,7 +1212,7 @@ class Soak:
             self.peaks["train"] + MEMORY_BYTES,
             self.sabotage,
         )
-        num_disturbed = 0 if self.sabotage else 3
+        num_disturbed = 0 if self.sabotage else self.num_disturbed
         with ThreadPoolExecutor(2) as pool:
             futures = [
                 pool.submit(evaluation.run, num_disturbed),
@@ -1191,6 +1221,7 @@ class Soak:
         for future in futures:
             future.result()
         self._clean(number)
+        require_no_secret(folder)
         shutil.rmtree(folder)
         self.counts += counts
         return dict(counts)
@@ -1237,6 +1268,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--rounds", type=int, default=0, help="at most so many rounds (default: any number)"
     )
     parser.add_argument(
+        "--disturbed",
+        type=int,
+        default=3,
+        help="how often a command of a round is disturbed (default 3)",
+    )
+    parser.add_argument(
         "--seed", type=int, default=0, help="what may happen is drawn from it (default 0)"
     )
     parser.add_argument(
@@ -1270,10 +1307,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         folder = options.folder.absolute()
     began, number, violation = time.monotonic(), options.first_round, None
-    soak = Soak(folder, options.seed, options.sabotage)
+    soak = Soak(folder, options.seed, options.sabotage, options.disturbed)
     num_rounds = 0
     try:
-        soak.begin()
+        soak.begin({soak.variant(number)} if options.rounds == 1 else VARIANTS)
         print(
             f"undisturbed runs done after {time.monotonic() - began:.0f} s; rounds begin",
             flush=True,

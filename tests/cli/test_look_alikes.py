@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +25,7 @@ from verifiers.cli.install.look_alikes import look_alike
 
 GAME = {"vf_word_game.py": LOADER}
 OFFERS = "word-game = vf_word_game:load_environment"
+PACKAGES = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 FOREIGN = "raise SystemExit('a stranger ran')\n"
 
 
@@ -142,6 +144,26 @@ TAKES = {
         "[console_scripts]\ndice-roll = vf_game:x",
         "the command 'dice-roll', which belongs to dice 6.0",
     ),
+    "script-game": (
+        {"vf_script_game-9.0.data/scripts/vf-eval": "#!python\n" + FOREIGN},
+        "",
+        "the command 'vf-eval', which belongs to verifiers",
+    ),
+    "data-game": (
+        {f"vf_data_game-9.0.data/data/{PACKAGES}/verifiers/__init__.py": FOREIGN},
+        "",
+        "the module 'verifiers', which hides or replaces that of",
+    ),
+    "case-game": (
+        {"Verifiers/__init__.py": FOREIGN},
+        "",
+        "the module 'Verifiers', which hides or replaces that of verifiers",
+    ),
+    "unlisted-game": (
+        {"verifiers/runs/__init__.py": FOREIGN},
+        "",
+        "the module 'verifiers', which hides or replaces that of",
+    ),
 }
 """Id of a stranger's environment -> files and entry points that it brings besides its own, what the
 refusal says."""
@@ -156,9 +178,12 @@ def test_a_package_that_takes_what_is_anothers_is_refused_before_it_is_installed
     plainly(python, index, "dice")
     before, library = installed(python), library_of(python)
     assert "vf-reverse-text" in before
-    for env_id, (files, offers, said) in list(TAKES.items())[: None if uv else 1]:
+    for env_id in TAKES if uv else ("library-game", "script-game", "data-game"):
+        files, offers, said = TAKES[env_id]
         entry_points = f"{env_id} = vf_game:load_environment\n{offers}"
-        add_wheel(index[0], f"vf-{env_id}", "9.0", {"vf_game.py": LOADER} | files, entry_points)
+        files = {"vf_game.py": LOADER} | files
+        listed = [] if env_id == "unlisted-game" else list(files)
+        add_wheel(index[0], f"vf-{env_id}", "9.0", files, entry_points, listed=listed)
         ran = install(env_id, "--yes", uv=uv)
         assert ran.code == 2, ran.err
         assert f"vf-{env_id} 9.0 brings {said}" in words_of(ran)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import importlib_metadata
@@ -660,8 +661,10 @@ def add_wheel(
     files: dict[str, str],
     entry_points: str | None = None,
     *requires: str,
+    listed: Sequence[str] | None = None,
 ) -> None:
-    """Put a wheel into ``index``, a folder laid out as a package index is."""
+    """Put a wheel into ``index``, a folder laid out as a package index is; ``listed``: the files that
+    its RECORD names, all by default."""
     folder = index / name
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{name.replace('-', '_')}-{version}"
@@ -675,7 +678,11 @@ def add_wheel(
     if entry_points:
         about["entry_points.txt"] = f"[verifiers.environments]\n{entry_points}\n"
     about["RECORD"] = "".join(
-        f"{path},,\n" for path in (*files, *(f"{stem}.dist-info/{n}" for n in about))
+        f"{path},,\n"
+        for path in (
+            *(files if listed is None else listed),
+            *(f"{stem}.dist-info/{n}" for n in about),
+        )
     )
     with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
         for path, text in files.items():

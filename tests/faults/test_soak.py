@@ -168,3 +168,13 @@ def test_a_command_that_hangs_is_a_violation_though_waiting_for_a_processor_is_n
     monkeypatch.setattr(soak, "LONGEST_S", 3.0)
     with pytest.raises(soak.Violation, match=r"0 s of its own, 3 s in all"):
         command.wait(timeout_s=1.0)
+
+
+def test_a_secret_in_a_file_of_a_round_is_reported(tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/metadata.json").write_text('{"header": "***"}')
+    soak.require_no_secret(tmp_path)
+    for secret in (soak.KEY, soak.GATE):
+        (tmp_path / "runs/eval.log").write_text(f"refused {secret}")
+        with pytest.raises(soak.Violation, match=r"a secret is in runs/eval\.log"):
+            soak.require_no_secret(tmp_path)

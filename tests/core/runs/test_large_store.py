@@ -9,6 +9,7 @@ import gc
 import random
 import shutil
 import threading
+import time
 import tracemalloc
 from dataclasses import replace
 from zlib import crc32
@@ -547,6 +548,30 @@ def test_a_part_that_claims_more_than_its_rows_is_not_read(tmp_path):
     tracemalloc.stop()
     assert len(index) == 16
     assert peak < 10_000_000
+
+
+def test_an_index_of_a_stranger_is_not_read_beyond_its_first_numbers(tmp_path, monkeypatch):
+    """Sparse files cost nothing to make, and hours to read: a terabyte of results with its index."""
+    keys = tmp_path / "stranger"
+    monkeypatch.setattr(index_file, "user_cache_folder", lambda: keys)
+    saved_run(tmp_path / "run")
+    results, file = tmp_path / "run/results.jsonl", tmp_path / "run" / INDEX_NAME
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / index_file.KEY_NAME).write_bytes(b"k" * 32)
+    keys = tmp_path / "own"
+    with results.open("r+b") as grown, file.open("wb") as forged_file:
+        grown.truncate(2**40)
+        forged_file.write(index_file._HEAD.pack(2**40, 2**30, b"s" * 32))
+        forged_file.truncate(2**30 + 100)
+    tracemalloc.start()
+    began = time.process_time()
+    index = RowIndex(results)
+    IndexFile(index).restore()
+    elapsed_s, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(index) == 0
+    assert elapsed_s < 0.5
+    assert peak < 1_000_000
 
 
 def test_two_readers_beside_a_writer_see_what_was_durable(tmp_path):

@@ -396,6 +396,21 @@ def test_rounding_is_no_reason_to_refuse_a_server_nor_to_accept_raw_log_probabil
                 asked(fake, control, in_chat)
 
 
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_server_whose_gateway_drops_the_system_prompt_is_refused(control, drops):
+    class Drops(FakeVLLM):
+        async def _v1_chat_completions(self, body, request):
+            remaining = [m for m in body["messages"] if m["role"] != "system" or not drops]
+            return await super()._v1_chat_completions({**body, "messages": remaining}, request)
+
+    with Drops(small_model(), build_tiny_tokenizer()) as fake:
+        if drops:
+            with pytest.raises(ConfigError, match=r"messages \(system, user\) as other tokens"):
+                asked(fake, control)
+        else:
+            assert asked(fake, control) is None
+
+
 def test_what_rounding_hides_is_said(control):
     flat = small_model()
     with torch.no_grad():

@@ -1,13 +1,17 @@
 """Torn and unwritable files of a training: the run is resumed all the same, bit for bit, and an error
 keeps its name."""
 
+import contextlib
 import json
 import os
+import resource
 
 import pytest
 from transformers import TrainerCallback
 
 from support.training import losses_of, run, small_trainer, weights_hash
+from verifiers.errors import CheckpointError
+from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 
 RUN = {"deterministic": True, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
@@ -91,3 +95,51 @@ def test_what_is_no_line_of_a_run_is_left_out_with_its_place(tmp_path, caplog):
         True,
         False,
     ]
+
+
+@contextlib.contextmanager
+def disk_of(num_bytes):
+    """No file can become longer: what a full disk does to the write that reaches its end."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+FULL = {"settings": 1_000, "completions": 6_000, "tokenizer": 9_000, "weights": 30_000}
+"""What the disk has no room for -> the longest file that can be written."""
+
+
+@pytest.mark.parametrize("what", FULL)
+def test_on_a_full_disk_no_file_is_torn_the_error_names_one_and_the_run_is_resumed(
+    undisturbed, tmp_path, what
+):
+    whole, weights = undisturbed
+    trainer = small_trainer(tmp_path, **RUN, log_completions=True)
+    with disk_of(FULL[what]), pytest.raises((OSError, CheckpointError)) as caught:
+        run(trainer)
+    assert str(tmp_path) in str(caught.value)
+    for file in tmp_path.rglob("*.json*"):
+        lines = [file.read_text()] if file.suffix == ".json" else file.read_text().splitlines()
+        assert all(json.loads(line) for line in lines), file
+    has_checkpoint = any(tmp_path.glob("checkpoint-*"))
+    trainer = small_trainer(tmp_path, **RUN, log_completions=True)
+    run(trainer, **({"resume_from_checkpoint": True} if has_checkpoint else {}))
+    assert weights_hash(trainer.model) == weights
+    assert losses_of(tmp_path) == losses_of(whole)
+
+
+def test_written_in_place_a_full_disk_leaves_half_a_file(tmp_path):
+    """Negative control; written as a whole the earlier file stays."""
+    file, content = tmp_path / "proof.json", {"verdicts": ["agrees"] * 500}
+    checkpoint_files.write_json(file, {})
+    with disk_of(1_000):
+        with pytest.raises(OSError, match=r"proof\.json"):
+            checkpoint_files.write_json(file, content)
+        assert json.loads(file.read_text()) == {}
+        with pytest.raises(OSError, match="File too large"):
+            file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"Unterminated|delimiter|Expecting"):
+        json.loads(file.read_text())

@@ -6,6 +6,7 @@ import math
 import shutil
 
 import pytest
+from aiohttp import web
 
 from support.embedded import serving, small_model
 from support.fake_vllm import FakeVLLM
@@ -182,6 +183,72 @@ def test_a_server_that_serves_the_folder_agrees_and_one_that_does_not_is_found(
         assert code == 3
         assert "does not answer as" in said["error"]["message"]
         assert "disagree by" in said["error"]["message"]
+
+
+class LeavesOut(FakeVLLM):
+    """A server behind a gateway that drops messages of a role, or earlier turns."""
+
+    drops = staticmethod(lambda messages: [m for m in messages if m["role"] != "system"])
+
+    async def _v1_chat_completions(self, body, request):
+        body = {**body, "messages": self.drops(body["messages"])}
+        return await super()._v1_chat_completions(body, request)
+
+
+@pytest.mark.parametrize(
+    ("drops", "said"),
+    [
+        (lambda messages: [m for m in messages if m["role"] != "system"], "(system, user)"),
+        (lambda messages: messages[-1:], "(system, user)"),
+        (
+            lambda messages: [m for m in messages if m["role"] != "assistant"],
+            "(user, assistant, user)",
+        ),
+        (lambda messages: messages, None),
+    ],
+    ids=["system prompts", "all but the last", "answers", "nothing"],
+)
+def test_a_server_that_leaves_out_messages_is_found(trained, capfd, monkeypatch, drops, said):
+    from verifiers_trainer.policy.folder_client import load_folder
+
+    monkeypatch.setattr(LeavesOut, "drops", staticmethod(drops))
+    model, _ = load_folder(trained / "checkpoint-3")
+    with LeavesOut(model, build_tiny_tokenizer()) as server:
+        code, found = checked(capfd, trained, f"{server.url}/v1")
+    assert code == (0 if said is None else 3)
+    if said is None:
+        assert found["chat"] == "4 conversations are the same tokens"
+    else:
+        assert f"renders the same messages {said} as other tokens" in found["error"]["message"]
+
+
+def test_a_server_without_conversations_is_compared_without_them(trained, capfd):
+    from verifiers_trainer.policy.folder_client import load_folder
+
+    class Plain(FakeVLLM):
+        async def _v1_chat_completions(self, body, request):
+            raise web.HTTPNotFound
+
+    model, _ = load_folder(trained / "checkpoint-3")
+    with Plain(model, build_tiny_tokenizer()) as server:
+        code, found = checked(capfd, trained, f"{server.url}/v1")
+    assert (code, found["chat"].startswith("not compared: ")) == (0, True)
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+def test_another_adapter_of_several_is_found(trained, capfd, swaps):
+    """The server has three, and answers for one of them with another."""
+    from verifiers_trainer.policy.folder_client import load_folder
+
+    models = [load_folder(trained / f"checkpoint-{step}")[0] for step in (1, 2, 3)]
+    with FakeVLLM(small_model(), build_tiny_tokenizer()) as server:
+        server.adapters = dict(zip(("first", "second", "third"), models, strict=True))
+        if swaps:
+            server.adapters["second"] = models[2]
+        words = (trained / "checkpoint-2", f"{server.url}/v1", "--model", "second")
+        code, found = checked(capfd, *words)
+        assert code == (3 if swaps else 0)
+        assert not swaps or "second at" in found["error"]["message"]
 
 
 def test_raw_log_probabilities_are_found_at_the_other_temperature(trained, capfd):

@@ -42,6 +42,7 @@ from verifiers.runtime.folders import user_cache_folder
 from verifiers.sandbox.host.mounts import IMAGE_ENVIRONMENT
 from verifiers.sandbox.host.zygotes import owner
 from verifiers.sandbox.unpacking import Budget, Stream, decompressed, members, unpack
+from verifiers.storage.files import atomic_write
 
 HOST = "host"
 """In place of an image: this machine's system programs, read-only."""
@@ -228,7 +229,7 @@ def _fill(folder: Path, path: Path, name: str) -> None:
     if not any(os.path.lexists(root / folder_name) for folder_name in ("bin", "usr")):
         raise ConfigError("it holds no root file system: no folder bin or usr")
     _give_to_user(root)
-    (folder / DONE).write_text(json.dumps(config), encoding="utf-8")
+    atomic_write(folder / DONE, json.dumps(config).encode("utf-8", "replace"))
 
 
 # --- archives and layouts of images ---------------------------------------------------------------

@@ -4,9 +4,9 @@ decode each line.
 A cache, never trusted over the journal. It is a sequence of parts, each of some rows in the order
 of the journal. A part is used when its seal fits: a keyed hash of the part, of the bytes of the
 journal that it covers and of the seal before it, with a key that only this user has. So an index
-that another user wrote is not believed, and a journal that lost its last lines, or got others
-there, is read from where it differs. Absent, damaged, of another user, machine or version, the
-index is made anew. Deleting it loses nothing.
+that another user wrote is not believed, nor read beyond its first numbers, and a journal that lost
+its last lines, or got others there, is read from where it differs. Absent, damaged, of another user,
+machine or version, the index is made anew. Deleting it loses nothing.
 
 Parts are appended while the run continues, so that a killed run has them; what does not fit is cut
 off first.
@@ -37,10 +37,12 @@ from verifiers.storage.files import write_all
 
 INDEX_NAME = "results.index"
 KEY_NAME = "index.key"
-_FORMAT = f"results.index 5 {' '.join(VALUES)}".encode()
+_FORMAT = f"results.index 6 {' '.join(VALUES)}".encode()
 """Changes with what a part holds; the seals of another format do not fit."""
 _HEAD = struct.Struct(">QQ32s")
-"""Before each part: the end of what it covers in the journal, the part's size, and its seal."""
+"""Before each part: the end of what it covers in the journal, the part's size, and its seal: half of
+these two numbers, half of everything."""
+_SEAL_BYTES = 16
 _CHUNK_BYTES = 2**20
 _KEY_BYTES = 32
 
@@ -71,7 +73,10 @@ class IndexFile:
                 end, num_bytes, seal = _HEAD.unpack(head)
                 if not self._end < end <= size:
                     return
-                if num_bytes > min(end - self._end, MAX_ROW_BYTES):  # too long to be ours
+                claims = self._seal_of_numbers(key, end, num_bytes)
+                if not hmac.compare_digest(seal[:_SEAL_BYTES], claims):  # not ours: nothing is read
+                    return
+                if num_bytes > min(end - self._end, MAX_ROW_BYTES):
                     return
                 content = file.read(num_bytes)
                 if not hmac.compare_digest(seal, self._sealed(key, rows, end, content)):
@@ -99,6 +104,11 @@ class IndexFile:
         self._rows, self._size = len(self._index), self._size + _HEAD.size + num_bytes
         self._end, self._seal = end, seal
 
+    def _seal_of_numbers(self, key: bytes, end: int, num_bytes: int) -> bytes:
+        """The first half of the seal of the next part."""
+        head = _FORMAT + self._seal + _HEAD.pack(end, num_bytes, b"")
+        return hmac.digest(key, b"numbers " + head, "sha256")[:_SEAL_BYTES]
+
     def _sealed(self, key: bytes, rows: IO[bytes], end: int, content: bytes) -> bytes:
         """The seal of the next part, and of the journal's bytes up to ``end``."""
         seal = hmac.new(key, _FORMAT + self._seal + _HEAD.pack(end, len(content), b""), "sha256")
@@ -108,7 +118,8 @@ class IndexFile:
         while missing and (chunk := rows.read(min(missing, _CHUNK_BYTES))):
             seal.update(chunk)
             missing -= len(chunk)
-        return seal.digest()
+        claims = self._seal_of_numbers(key, end, len(content))
+        return claims + seal.digest()[:_SEAL_BYTES]
 
 
 def open_index(file: Path, metric_names: Sequence[str] = ()) -> RowIndex:

@@ -65,8 +65,9 @@ def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
             os.close(fd)
         failpoint("atomic_write.before_rename")
         os.replace(temporary, path)
-    except BaseException:  # remove the partial file; raised again
+    except BaseException as error:  # remove the partial file; raised again
         temporary.unlink(missing_ok=True)
+        _name(error, path)
         raise
     sync_folder(path.parent)
 
@@ -141,13 +142,20 @@ def append_lines(path: str | os.PathLike[str], lines: bytes, *, is_durable: bool
             write_all(fd, lines)
             if is_durable:
                 sync_file(fd)
-        except OSError:
+        except OSError as error:
             os.ftruncate(fd, size)
+            _name(error, path)
             raise
     finally:
         os.close(fd)
     if is_new and is_durable:
         sync_folder(Path(path).parent)
+
+
+def _name(error: BaseException, path: str | os.PathLike[str]) -> None:
+    """Add the file that was to be written to an error of the disk: calls on an open file name none."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+        error.filename = os.fspath(path)
 
 
 def _end_last_line(fd: int) -> None:

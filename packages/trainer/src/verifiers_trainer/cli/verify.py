@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from verifiers.cli.common.command import Call, SmallCommand
-from verifiers.errors import ConfigError, EndpointUnreachable, RunError
+from verifiers.errors import ConfigError, EndpointUnreachable, RunError, VerifiersError
+
+if TYPE_CHECKING:
+    from verifiers.clients.http import OpenAIChatCompletionsClient
+    from verifiers_trainer.engines.http.chat import Tokenizer
 
 ABOUT = """Compare a server with a folder of weights: does it serve what you think?
 
 The server samples answers to fixed prompts at two temperatures, and returns their token ids and log-probabilities, as
 vLLM and vf-serve do; the folder's model scores them. They may differ by what rounding explains, which is measured.
-Exit code 3: other weights, another precision, a stale cache, or raw log-probabilities.
+Conversations, with a system prompt and without, must be the same tokens. Exit code 3: other weights, another precision,
+a stale cache, raw log-probabilities, another chat template, or messages that are left out.
 
 \b
   vf-verify --policy outputs/my-run --endpoint http://127.0.0.1:8000/v1
@@ -90,14 +95,54 @@ def verify(call: Call) -> None:
             if "disagreement" not in error.facts:
                 raise
             raise RunError(str(error), **error.facts) from error
+    chat = _compare_chat(client, served, tokenizer)
     call.facts |= {
         "policy": str(folder),
         "url": url,
         "model": served,
         "agreement": agreement,
+        "chat": chat,
     }
     for name, words in agreement.items():
         call.say(f"{served} is {folder}; {name}: {words}")
+    call.say(f"chat: {chat}")
+
+
+def _compare_chat(client: OpenAIChatCompletionsClient, served: str, tokenizer: Tokenizer) -> str:
+    """What became of conversations. *Raises* RunError for other tokens than the tokenizer's."""
+    from verifiers.runtime.calls import blocking
+    from verifiers.types import ModelRequest
+    from verifiers_trainer.engines.rendering import conversations, difference
+    from verifiers_trainer.settings.sampling import plain
+
+    if not getattr(tokenizer, "chat_template", None):
+        return "not compared, the folder has no chat template"
+    compared = conversations(tokenizer)
+
+    async def first_difference() -> str | None:
+        try:
+            for messages, expected in compared:
+                arguments = {**plain(1.0), "max_tokens": 1}
+                request = ModelRequest(
+                    messages, served, sampling_args=arguments, seed=0, require_tokens=True
+                )
+                tokens = (await client.complete(request)).tokens
+                actual = [] if tokens is None else tokens.prompt_ids.tolist()
+                if differs := difference(messages, actual, expected):
+                    return differs
+        finally:
+            await client.aclose()
+        return None
+
+    try:
+        differs = blocking(first_difference)
+    except (
+        VerifiersError
+    ) as error:  # it has no conversations, or does not say which tokens they are
+        return f"not compared: {error}"
+    if differs:
+        raise RunError(f"{served} at {client.base_url} {differs}")
+    return f"{len(compared)} conversations are the same tokens"
 
 
 COMMAND = SmallCommand(
@@ -129,7 +174,7 @@ COMMAND = SmallCommand(
             help="Most tokens of a prompt with its answer [184].",
         ),
     ],
-    keys=("policy", "url", "model", "agreement"),
+    keys=("policy", "url", "model", "agreement", "chat"),
     action=verify,
 )
 

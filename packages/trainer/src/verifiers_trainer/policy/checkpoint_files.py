@@ -44,7 +44,7 @@ from verifiers.errors import CheckpointError
 from verifiers.runtime.bounded import open_file
 from verifiers.runtime.decoding import decode_json, read_json
 from verifiers.runtime.failpoints import failpoint
-from verifiers.storage.files import share_modes, sync_folder
+from verifiers.storage.files import atomic_write, share_modes, sync_folder
 from verifiers_trainer.distributed import deepspeed, fsdp
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,12 @@ def writing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
         sync_folder(folder.parent)
-    except (OSError, SafetensorError, TypeError, ValueError) as error:
+    except Exception as error:
+        is_of_files = isinstance(error, OSError | SafetensorError | TypeError | ValueError)
+        if (
+            not is_of_files and type(error) is not Exception
+        ):  # tokenizers raise that for a full disk
+            raise
         raise CheckpointError(
             f"the checkpoint {folder} could not be written: {error}", path=str(folder)
         ) from error
@@ -218,8 +223,8 @@ def set_aside(output_dir: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON with sorted keys. *Raises* ValueError for NaN."""
-    path.write_text(json.dumps(value, sort_keys=True, indent=1, allow_nan=False), encoding="ascii")
+    """Write JSON with sorted keys, completely or not at all. *Raises* ValueError for NaN; OSError."""
+    atomic_write(path, json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode("ascii"))
 
 
 def save_optimizer(

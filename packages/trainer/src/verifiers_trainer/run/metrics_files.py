@@ -23,7 +23,7 @@ from verifiers.rollouts.rollout import Rollout
 from verifiers.runtime.bounded import MAX_ROW_BYTES, read_text
 from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import encode_row
-from verifiers.storage.files import append_lines, atomic_write
+from verifiers.storage.files import append_lines, atomic_write, remove_leftovers, replacing
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.algorithm.statistics import IMITATES
 
@@ -52,6 +52,7 @@ class MetricsFile:
         if self.path.is_file():
             remaining = [row for row in read_metrics(self.path) if row["step"] <= step]
             atomic_write(self.path, "".join(_line(row) for row in remaining).encode("ascii"))
+        remove_leftovers(self.path.parent / COMPLETIONS)
         for later in self.path.parent.glob(f"{COMPLETIONS}/dropped-*.jsonl"):
             if int(later.stem.removeprefix("dropped-")) > step:
                 later.unlink()
@@ -174,7 +175,7 @@ def _write_rollouts(
     if appends:
         append_lines(path, b"".join(lines), is_durable=False)
         return
-    with path.open("wb") as file:
+    with replacing(path) as written, written.open("wb") as file:
         file.writelines(lines)
 
 

@@ -87,7 +87,9 @@ class Interruption:
         self.hold()
         try:
             yield
-        except BaseException:
+        except (
+            BaseException
+        ):  # counted as released, so that no signal is raised over it; raised again
             self._num_held -= 1
             raise
         self.release()

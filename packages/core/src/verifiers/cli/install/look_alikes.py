@@ -32,6 +32,9 @@ SHARED = frozenset({"bin", "docs", "examples", "scripts", "test", "tests"})
 _COMMANDS = ("console_scripts", "gui_scripts")
 _LOOKS = str.maketrans("015i", "olsl", "-_.")
 _METADATA = re.compile(r"[^/]+\.(dist-info|egg-info|data)/")
+_PROGRAM = re.compile(r"(?:\.\./)*(?:bin|Scripts)/([^/]+?)(?:\.exe)?\Z")
+_PACKAGES = re.compile(r"(?:^|/)(?:site|dist)-packages/(.*)")
+"""A file that a wheel brings as data of the environment, and so into its packages all the same."""
 
 
 def conflict(package: Distribution, installed: Iterable[Distribution]) -> str | None:
@@ -43,7 +46,7 @@ def conflict(package: Distribution, installed: Iterable[Distribution]) -> str | 
     its_name = normalize_name(package.name)
     brings = f"{package.name} {package.version} brings"
     files, ids, commands = _files(package), set(_environments(package)), _commands(package)
-    modules = {_module(file) for file in files}
+    modules = {_module(file).casefold(): _module(file) for file in files}  # as file systems may
     unshared = {file for file in files if PurePosixPath(file).parts[0] not in SHARED}
     for distribution in installed:
         about = headers(distribution)
@@ -54,8 +57,10 @@ def conflict(package: Distribution, installed: Iterable[Distribution]) -> str | 
         theirs = _environments(distribution)
         if shared := ids & theirs.keys():
             return f"{brings} the environment {min(shared)!r}, which {owner} provides"
-        if shared := modules & {*_library_modules(name), *theirs.values()}:
-            return f"{brings} the module {min(shared)!r}, which hides or replaces that of {owner}"
+        protected = {module.casefold() for module in (*_library_modules(name), *theirs.values())}
+        if shared := modules.keys() & protected:
+            module = modules[min(shared)]
+            return f"{brings} the module {module!r}, which hides or replaces that of {owner}"
         if commands and (shared := commands & _commands(distribution)):
             return f"{brings} the command {min(shared)!r}, which belongs to {owner}"
         if shared := unshared.intersection(_recorded(distribution)):
@@ -118,8 +123,9 @@ def _environments(distribution: Distribution) -> dict[str, str]:
 
 
 def _commands(distribution: Distribution) -> set[str]:
-    """Names of the programs that a distribution installs."""
-    return {entry.name for entry in distribution.entry_points if entry.group in _COMMANDS}
+    """Names of the programs that a distribution installs, by entry points or as files."""
+    files = {match[1] for file in _recorded(distribution) if (match := _PROGRAM.match(file))}
+    return files | {entry.name for entry in distribution.entry_points if entry.group in _COMMANDS}
 
 
 def _library_modules(name: str) -> Iterator[str]:
@@ -130,9 +136,12 @@ def _library_modules(name: str) -> Iterator[str]:
 
 def _files(distribution: Distribution) -> set[str]:
     """A distribution's files in ``site-packages``, without its metadata and compiled copies."""
+    recorded = (
+        match[1] if (match := _PACKAGES.search(file)) else file for file in _recorded(distribution)
+    )
     return {
         file
-        for file in _recorded(distribution)
+        for file in recorded
         if file
         and not file.startswith(("../", "/"))
         and "__pycache__/" not in file

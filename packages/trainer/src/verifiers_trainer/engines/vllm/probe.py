@@ -1,7 +1,8 @@
 """Check the first completions of a server: equal prompt tokens, token ids, and processed
 log-probabilities.
 
-Short prompts are sampled at two temperatures. The spread of the likely tokens grows with
+Short prompts, in a chat also with a system prompt and an earlier turn, are sampled at two
+temperatures. The spread of the likely tokens grows with
 1 / temperature in processed log-probabilities, and is constant in raw log-probabilities; logits of
 a server are rounded, and not equally in every call. Wrong weights are detected by the ratio of the
 first step (``run.sanity_checks``).
@@ -13,7 +14,7 @@ first completion is refused if a rollout would be.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product, zip_longest
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,12 @@ import numpy as np
 from verifiers.clients.payload import limit_name, to_fields
 from verifiers.errors import ConfigError, WeightSyncError
 from verifiers.types import ModelRequest
+from verifiers_trainer.engines.rendering import PROMPTS, Conversation, conversations, difference
 from verifiers_trainer.engines.vllm.control import Server
 
 if TYPE_CHECKING:
     from verifiers_trainer.engines.http.chat import Tokenizer
 
-PROMPTS = ("Say hi.", "Name a colour.", "Count to three.", "What is two plus two?")
 LOW = 0.1
 """The other temperature; the first is 1."""
 NUM_LIKELY = 5
@@ -55,7 +56,12 @@ def check_server(
     """
     spreads = {1.0: 0.0, LOW: 0.0}
     limit = sampling.get("truncate_prompt_tokens") or 0
-    for prompt, temperature in product(PROMPTS, spreads):
+    prompts: Sequence[tuple[str | Conversation, list[int]]] = (
+        conversations(tokenizer)
+        if in_chat
+        else [(prompt, list(tokenizer(prompt)["input_ids"])) for prompt in PROMPTS]
+    )
+    for (prompt, prompt_tokens), temperature in product(prompts, spreads):
         answer = _ask(server, model, prompt, in_chat, {**sampling, "temperature": temperature})
         choice = answer["choices"][0]
         prompt_ids = answer.get("prompt_token_ids") or choice.get("prompt_token_ids")
@@ -65,14 +71,14 @@ def check_server(
                 " guessed from text, which is not the identity for any tokenizer; use vLLM 0.11 or"
                 " newer"
             )
-        expected = _expected_ids(tokenizer, prompt, in_chat)[-limit:]
-        _require_same_tokens(server, prompt_ids, expected)
+        if differs := difference(prompt, prompt_ids, prompt_tokens[-limit:]):
+            raise ConfigError(f"{server.url} {differs}")
         if (spread := _spread(choice)) is None:
             return (
                 f"{server.url} does not list likely tokens, so that its log-probabilities may"
                 " be raw"
             )
-        spreads[temperature] += spread / len(PROMPTS)
+        spreads[temperature] += spread / len(prompts)
     if abs(LOW * spreads[LOW] - spreads[1.0]) > ROUNDING:
         raise ConfigError(
             f"{server.url} returns raw log-probabilities, which are those of another distribution"
@@ -86,18 +92,6 @@ def check_server(
             " that its log-probabilities may be raw"
         )
     return None
-
-
-def _messages(prompt: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}]
-
-
-def _expected_ids(tokenizer: Tokenizer, prompt: str, in_chat: bool) -> list[int]:
-    if not in_chat:
-        return list(tokenizer(prompt)["input_ids"])
-    messages = _messages(prompt)
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def draw(
@@ -125,12 +119,15 @@ def draw(
 
 
 def request_body(
-    server: Server, prompt: str | list[int], in_chat: bool, sampling: Mapping[str, Any]
+    server: Server,
+    prompt: str | list[int] | Conversation,
+    in_chat: bool,
+    sampling: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What the client of rollouts sends for one token after ``prompt``."""
     arguments = {**sampling, "max_tokens": 1}
     request = ModelRequest(
-        _messages(prompt) if isinstance(prompt, str) and in_chat else prompt,
+        prompt,
         server.serving.model,
         "chat" if in_chat else "completion",
         sampling_args=arguments,
@@ -141,7 +138,11 @@ def request_body(
 
 
 def _ask(
-    server: Server, model: str, prompt: str, in_chat: bool, sampling: Mapping[str, Any]
+    server: Server,
+    model: str,
+    prompt: str | Conversation,
+    in_chat: bool,
+    sampling: Mapping[str, Any],
 ) -> Any:
     likely = {"top_logprobs": NUM_LIKELY} if in_chat else {"logprobs": NUM_LIKELY}
     body = request_body(server, prompt, in_chat, {**sampling, **likely}) | {"model": model}
@@ -152,16 +153,6 @@ def _ask(
         raise ConfigError(
             f"the inference server refuses what training asks for: {error}"
         ) from error
-
-
-def _require_same_tokens(server: Server, actual: Sequence[int], expected: Sequence[int]) -> None:
-    for position, (theirs, ours) in enumerate(zip_longest(actual, expected)):
-        if theirs != ours:
-            raise ConfigError(
-                f"{server.url} renders the same messages as other tokens: at place {position} it"
-                f" has {theirs}, the trainer {ours} (of {len(actual)} and {len(expected)}); give"
-                " both the same tokenizer and chat template"
-            )
 
 
 def _spread(choice: Mapping[str, Any]) -> float | None:
