@@ -150,3 +150,65 @@ def test_a_judge_is_compared_with_labels(vf_eval, vf_compare, eval_folder):
     assert vf_compare(path, "--labels", "info.human", "--json").json["agreement"][0]["true_no"] == 7
     assert vf_compare(path, "--labels", "info.nothing").code == 2
     assert vf_compare(path, path, "--labels", "info.human").code == 2
+
+
+# --- a set and the one before it ------------------------------------------------------------------
+
+
+@pytest.fixture
+def night(vf_eval):
+    """A function that runs a set of two runs under an id."""
+
+    def run(set_id, replies, *more):
+        with FakeServer(replies, models=["m", "k"]) as server:
+            words = ("toy,toy", "-b", server.url, "-m", "m", "-n", "6", "-r", "1", "--json")
+            return vf_eval(*words, "--set", set_id, *more).json["set"]["path"]
+
+    return run
+
+
+def test_a_set_is_compared_with_the_newest_complete_one_before_it(night, vf_compare, eval_folder):
+    first = vf_compare(night("c", last_word), "--last", "--fail-if-worse", "--json")
+    assert (first.code, first.json["sets"][0]) == (0, None)
+    assert "no complete set precedes toy+toy/c" in first.err
+    unfinished = night("b", odd_only)
+    next((eval_folder / unfinished).glob("evals/*/*/metadata.json")).unlink()
+    newest = night("a", last_word)
+    ran = vf_compare("outputs/sets/toy+toy", "--last", "--json")
+    assert ran.code == 0
+    assert ran.json["sets"] == ["outputs/sets/toy+toy/c", newest]
+    assert len(ran.json["differences"]) == 2
+    assert vf_compare(unfinished, "--last", "--json").json["sets"][1] == unfinished
+    assert "is not complete: 1 of 2 runs are" in vf_compare(unfinished, "--last").err
+    worse = night("d", lambda request: "no")
+    failed = vf_compare(worse, "--last", "--fail-if-worse")
+    assert failed.code == 1
+    assert "toy+toy/a and toy+toy/d" in failed.out
+
+
+def test_the_last_set_needs_one_folder_of_sets(saved, vf_compare, night):
+    run = saved("m", last_word)
+    assert "has no set of runs (set.json)" in vf_compare(run, "--last").err
+    assert "one set of runs with --last" in vf_compare(run, run, "--last").err
+    night("a", last_word)
+    assert vf_compare("outputs", "--last").code == 0
+
+
+def test_rollouts_of_a_folder_say_their_set(night, saved, eval_folder):
+    import verifiers as vf
+
+    night("2026-11-27", last_word)
+    night("2026-11-28", odd_only)
+    saved("m", last_word)
+    results = vf.load_results(eval_folder / "outputs")
+    assert sorted(
+        {(str(each), n) for each, n in zip(results["set"], results["model"], strict=True)}
+    ) == [
+        ("None", "m"),
+        ("toy+toy/2026-11-27", "m"),
+        ("toy+toy/2026-11-28", "m"),
+    ]
+    means = results.to_pandas().groupby("set")["reward"].mean().to_dict()
+    assert means == {"toy+toy/2026-11-27": 1.0, "toy+toy/2026-11-28": 0.5}
+    inside = vf.load_results(eval_folder / "outputs/sets/toy+toy/2026-11-28/evals")
+    assert set(inside["set"]) == {"toy+toy/2026-11-28"}

@@ -258,6 +258,25 @@ def test_a_dry_run_shows_the_first_prompt_its_answer_and_the_scoring(vf_eval):
     assert len(firsts) > 1
 
 
+def test_the_seed_of_the_shuffle_asks_for_it_and_is_part_of_the_run(vf_eval, eval_folder):
+    def first_row(*words):
+        planned = vf_eval("toy", "-b", "http://127.0.0.1:9/v1", "-m", "m", "--dry-run", *words)
+        path = planned.out.split("saved in")[1].split()[0]
+        return planned.out.split("the first prompt: example ")[1].split()[0], path
+
+    for seed in ("0", "1", "2", "3"):
+        alone = first_row("--shuffle-seed", seed)
+        assert alone == first_row("--shuffle", "--shuffle-seed", seed)
+    seeds = [first_row("--shuffle-seed", seed) for seed in ("0", "1", "2", "3")]
+    assert len({row for row, _ in seeds}) > 1
+    paths = {path for _, path in (*seeds, first_row())}
+    assert len(paths) == 5
+    assert first_row("--no-shuffle", "--shuffle-seed", "1") == first_row()
+    assert first_row("--shuffle") == first_row("--shuffle-seed", "0")
+    (eval_folder / "shuffled.toml").write_text("shuffle_seed = 1\n")
+    assert first_row("@", "shuffled.toml") == seeds[1]
+
+
 def test_a_dry_run_names_the_tools_and_a_metric_as_one(vf_eval):
     ran = vf_eval("tool-test", "-b", "http://127.0.0.1:9/v1", "-m", "m", "--dry-run")
     assert "tools: add, to_fahrenheit" in ran.out

@@ -25,6 +25,7 @@ is 95%; p is adjusted for the number of comparisons (Holm).
   vf-compare BASE NEW --metrics reward,exact_match
   vf-compare BASE NEW --fail-if-worse        exit code 1 when NEW is worse, for CI
   vf-compare NIGHT1 NIGHT2 --fail-if-worse   each run of a folder with its partner in the other
+  vf-compare SET --last --fail-if-worse      a set of runs with the newest complete one before it
   vf-compare RUN --labels info.human         how far a judge is to be trusted
 """
 
@@ -44,8 +45,11 @@ def run(call: Call) -> None:
             f"--detect is {options['detect']:g}; it must be a difference above 0", key="detect"
         )
     sizes = {"detect": options["detect"], "anyway": options["anyway"]}
-    sets = _sets(call.words)
-    runs = _load(call.words if sets is None else [word for words in sets for word in words])
+    words = _with_last(call) if options["last"] else call.words
+    if not words:
+        return
+    sets = _sets(words)
+    runs = _load(words if sets is None else [word for words in sets for word in words])
     if metrics == ["all"]:
         metrics = list(dict.fromkeys(name for evaluation in runs for name in evaluation.values))
     if sets is None:
@@ -68,6 +72,33 @@ def run(call: Call) -> None:
         call.note(
             f"vf-compare: {len(worse)} of {len(comparison.differences)} comparisons are worse"
         )
+
+
+def _with_last(call: Call) -> list[str]:
+    """The newest complete set before the one that is named, and that set: the newest one of a
+    folder of sets. Empty, with a note, when there is none before it. *Raises* ``ConfigError``."""
+    from verifiers.storage.sets import newest_complete_before, sets_below
+
+    word = one_word(call, "one set of runs with --last: vf-compare outputs/sets/nightly --last")
+    sets = sets_below(word)
+    if not sets:
+        raise ConfigError(
+            f"{word} has no set of runs (set.json): vf-eval writes them to outputs/sets"
+        )
+    names = sorted({run_set.name for run_set in sets})
+    if len(names) > 1:
+        raise ConfigError(f"{word} has sets of several names, {', '.join(names)}: name one folder")
+    newest = sets[-1]
+    before = newest_complete_before(newest)
+    call.facts["sets"] = [str(before.path) if before else None, str(newest.path)]
+    if not newest.is_complete:
+        counts = f"{newest.num_complete} of {len(newest.runs)}"
+        call.note(f"vf-compare: {newest.label} is not complete: {counts} runs are")
+    if before is None:
+        call.note(f"vf-compare: no complete set precedes {newest.label}; nothing is compared")
+        return []
+    call.say(f"{before.label} and {newest.label}")
+    return [str(before.path), str(newest.path)]
 
 
 def _sets(words: list[str]) -> tuple[list[str], list[str]] | None:
@@ -156,9 +187,10 @@ COMMAND = SmallCommand(
         ),
         option("--threshold", "Value that is a yes.", 0.5, metavar="X"),
         option("--anyway", "Compare runs with other settings or rewards too; noted."),
+        option("--last", "Compare a set of runs with the newest complete one before it."),
         option("--fail-if-worse", "Exit with 1 when a run is worse than its baseline."),
     ],
-    keys=("runs", "differences", "refused", "settings", "without_partner", "agreement"),
+    keys=("sets", "runs", "differences", "refused", "settings", "without_partner", "agreement"),
     action=run,
 )
 main = COMMAND.main

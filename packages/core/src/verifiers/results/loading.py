@@ -42,6 +42,7 @@ from verifiers.storage.directory import (
     read_metadata,
 )
 from verifiers.storage.journal import journal_lines, read_journal
+from verifiers.storage.sets import set_of
 
 LARGE_BYTES = 32 * 1024**2
 """Size of a file from which on its texts stay on disk: some 20,000 short rollouts."""
@@ -67,7 +68,8 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     keeps all of them. The file must stay until then.
 
     The rollouts of a folder of runs have the columns ``run_path`` (relative to the folder),
-    ``env_id``, ``env_args`` and ``model`` of their run, in place of a state column of that name.
+    ``set`` (``name/id`` of the set of runs, None without one), ``env_id``, ``env_args`` and
+    ``model`` of their run, in place of a state column of that name.
     The metadata has the settings in which the runs agree, and the status ``complete`` if each has
     it. An example has its siblings within a run. The rollouts are in memory.
 
@@ -141,6 +143,8 @@ def _of_runs(
         results = load_results(folder, state_columns)
         runs.append(results.metadata)
         facts = {name: results.metadata[name] for name in RUN_FACTS}
+        run_set = set_of(folder)
+        facts["set"] = None if run_set is None else run_set.label
         for output in results.rollouts():
             output.update(run_path=folder.relative_to(source).as_posix(), **facts)
             outputs.append(output)

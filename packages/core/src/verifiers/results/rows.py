@@ -42,10 +42,10 @@ COLUMNS_OF_RUNS = frozenset(DISK_FIELDS) | RESERVED_KEYS
 """What a run adds to the line of a rollout; no state column may have such a name."""
 _COLUMNS_OF_FILES = (
     "served_models label group trained excluded completion_tokens policy_version turn_tokens"
-    " run_path"
+    " run_path set"
 )
 RUN_FACTS = ("env_id", "env_args", "model")
-RUN_COLUMNS = ("run_path", *RUN_FACTS)
+RUN_COLUMNS = ("run_path", "set", *RUN_FACTS)
 """Columns of a rollout that was read from a folder of several runs."""
 OWN_NAMES = SAVED.keys() | COLUMNS_OF_RUNS | frozenset(_COLUMNS_OF_FILES.split())
 """Names of a saved rollout that are the library's. A metric of such a name is in ``metrics``

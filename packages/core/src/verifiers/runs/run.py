@@ -178,6 +178,8 @@ class Run:
                 "score_rollouts": self.is_scored,
                 "independent_scoring": self.options.independent_scoring,
             }
+            if self.options.shuffle_seed is not None:  # it decides which rows are the first
+                self._config["shuffle_seed"] = self.options.shuffle_seed
             if code := code_of(self.env):
                 self._config[CODE] = code
             if hasattr(self.client, "identity"):  # a client without identity() is not compared

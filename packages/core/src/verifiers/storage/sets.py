@@ -128,9 +128,9 @@ def read_set(path: str | os.PathLike[str]) -> RunSet | None:
             " (--new)",
             path=str(file),
         ) from error
-    return RunSet(
-        Path(path), content.name, content.created, content.fingerprint, tuple(content.runs)
-    )
+    if Path(path).name not in ("", ".."):  # its name is the id
+        folder = Path(path)
+    return RunSet(folder, content.name, content.created, content.fingerprint, tuple(content.runs))
 
 
 def sets_below(folder: str | os.PathLike[str]) -> list[RunSet]:
@@ -169,7 +169,7 @@ def newest_complete_before(run_set: RunSet) -> RunSet | None:
     """The newest complete set of the same name, beside a set and older than it."""
     older = [
         candidate
-        for candidate in sets_below(run_set.path.absolute().parent)
+        for candidate in sets_below(run_set.path.parent)
         if candidate.name == run_set.name
         and _age(candidate) < _age(run_set)
         and candidate.is_complete

@@ -266,8 +266,10 @@ class EvalSettings:
         None, "Run the training rows that this file of vf-audit --keep lists."
     )
     rollouts_per_example: Count = flag(3, "Rollouts of each row.", "-r")
-    shuffle: bool = flag(False, "Shuffle the rows before taking -n.", "--shuffle/--no-shuffle")
-    shuffle_seed: int = flag(0, "Seed of --shuffle.")
+    shuffle: bool | None = flag(
+        None, "Shuffle the rows before taking -n.", "--shuffle/--no-shuffle"
+    )
+    shuffle_seed: int | None = flag(None, "Seed of the shuffle, and asks for it [0].")
     until_half_width: NotNegative | None = flag(
         None, "Stop once the mean reward is known to X (95%); -n is then all rows, shuffled."
     )
@@ -342,7 +344,8 @@ class EvalSettings:
     def order_seed(self) -> int | None:
         """The seed of the shuffled rows; None for their own order."""
         stops_early = self.until_half_width is not None or self.until_decided is not None
-        return self.shuffle_seed if self.shuffle or stops_early else None
+        asks = self.shuffle_seed is not None if self.shuffle is None else self.shuffle
+        return self.shuffle_seed or 0 if asks or stops_early else None
 
     def sampling(self) -> dict[str, Any]:
         """The sampling arguments of the run; None is left out, so the server's default applies."""
