@@ -510,8 +510,8 @@ class Layout:
             is_flash = "flash" in config._attn_implementation
             bounds = _flash_lengths(positions.numpy(), device) if is_flash else {}
             return cls(tokens[None], on_device, None, None, bounds)
-        bounds = (sent(torch.from_numpy(part), device) for part in (nodes.first, nodes.last))
-        return cls(tokens[None], on_device, visible_tokens(*bounds)[None, None], None)
+        first, last = (sent(torch.from_numpy(ids), device) for ids in (nodes.first, nodes.last))
+        return cls(tokens[None], on_device, visible_tokens(first, last)[None, None], None)
 
     @classmethod
     def _side_by_side(
