@@ -9,16 +9,24 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
-from msgspec import Meta
 
-from verifiers.cli.common.reader import Form, convert
 from verifiers.errors import ConfigError
-from verifiers.runtime.values import FINITE, MinusOne, check_arguments, describe, fits, parts
+from verifiers.runtime.values import (
+    FINITE,
+    Form,
+    MinusOne,
+    Range,
+    check_arguments,
+    convert,
+    describe,
+    fits,
+    parts,
+)
 
-Count = Annotated[int, Meta(ge=1)]
-Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Above = Annotated[float, Meta(gt=0.0, le=FINITE, description="a number above 0")]
-All = Annotated[int, Meta(ge=1), MinusOne("all")]
+Count = Annotated[int, Range(ge=1)]
+Share = Annotated[float, Range(ge=0.0, le=1.0)]
+Above = Annotated[float, Range(gt=0.0, le=FINITE, noun="a number above 0")]
+All = Annotated[int, Range(ge=1), MinusOne("all")]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +39,7 @@ All = Annotated[int, Meta(ge=1), MinusOne("all")]
         (-1, All),
         (3, All | None),
         (None, Count | None),
-        (math.inf, Annotated[float, Meta(ge=0.0)]),
+        (math.inf, Annotated[float, Range(ge=0.0)]),
         ("a", Literal["a", "b"]),
         (["a"], list[str] | str),
         ({"a": [1]}, Mapping[str, Any]),
@@ -52,12 +60,12 @@ def test_a_value_that_is_allowed_is_converted_to_an_equal_one(value, hint):
         (None, Count, "must be a whole number of at least 1, not None"),
         (1.5, Share, "must be a number from 0 to 1, not 1.5"),
         (math.nan, Share, "must be a number from 0 to 1, not nan"),
-        (math.nan, Annotated[float, Meta()], "must be a number, not nan"),
+        (math.nan, Annotated[float, Range()], "must be a number, not nan"),
         (math.inf, Above, "must be a number above 0, not inf"),
         (-2, All, "must be a whole number of at least 1, or -1 for all, not -2"),
         (-1, Count, "must be a whole number of at least 1, not -1"),
         ("c", Literal["a", "b"] | None, "must be one of a, b, not 'c'"),
-        ("", Annotated[str, Meta(min_length=1)], "must be a text that is not empty, not ''"),
+        ("", Annotated[str, Range(min_length=1)], "must be a text that is not empty, not ''"),
         (1, bool, "must be true or false, not 1"),
         ([1], list[str] | str | None, r"must be a list or a text, not \[1\]"),
         (3, dict[str, Any], "must be a table, not 3"),
@@ -77,7 +85,7 @@ def test_a_notation_reads_the_value():
 
 def test_what_is_in_an_annotation_is_found_below_unions_and_marks():
     assert list(parts(Annotated[Count | Literal["auto"] | None, "mark"])) == [
-        *("mark", Meta(ge=1), int, Literal["auto"]),
+        *("mark", Range(ge=1), int, Literal["auto"]),
         type(None),
     ]
     assert (

@@ -137,7 +137,7 @@ MISTAKES = {
         "run.toml:16: unknown key 'max_step' in [trainer.args], did you mean \"max_steps\"?"
     ),
     'max_tokens = "many"': "run.toml:16: max_tokens ",
-    "temperature = -1": "run.toml:16: temperature is -1; it must be a number in [1e-06, 2]",
+    "temperature = -1": "run.toml:16: temperature must be a number from 1e-06 to 2, not -1",
     "num_iterations = 0": "run.toml:16: num_iterations is 0; it must be",
     "updates_per_batch = 99": "run.toml:16: updates_per_batch 99 divides a batch of",
     "label_smoothing_factor = 0.1": (

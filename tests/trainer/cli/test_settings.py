@@ -242,7 +242,8 @@ def test_a_section_that_is_no_table_is_refused(read, section):
 def test_a_plain_setting_has_no_parts(read):
     _, problems = read(VF_RL, "--trainer.args.max_steps.x", "3")
     assert problems == [
-        "--trainer.args.max_steps.x: max_steps is not a table; it must be a whole number"
+        "--trainer.args.max_steps.x: max_steps is not a table; it must be a whole number from 1 to"
+        " 1e+12, or -1 for passes alone"
     ]
 
 

@@ -14,13 +14,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from msgspec import Meta
-
 from verifiers import compat
 from verifiers.clients.payload import OPENAI_ARGUMENTS
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
-from verifiers.runtime.values import FINITE, Count, MinusOne, Number, describe, fits, parts
+from verifiers.runtime.values import FINITE, Count, MinusOne, Number, Range, describe, fits, parts
 from verifiers.storage.described import describe_members
 
 if TYPE_CHECKING:
@@ -78,18 +76,16 @@ NO_LONGER_NEEDED = ("save_every", "use_tqdm", "batch_size")
 DEFAULT_CONCURRENCY = 1024
 WORKER_BACKENDS = ("process", "ray")
 
-Limit = Annotated[float, Meta(gt=0.0, le=FINITE, description="a number above 0")]
-Finite = Annotated[float, Meta(ge=-FINITE, le=FINITE)]
-Seconds = Annotated[float, Meta(gt=0.0, description="a positive number of seconds")]
+Limit = Annotated[float, Range(gt=0.0, le=FINITE, noun="a number above 0")]
+Finite = Annotated[float, Range(ge=-FINITE, le=FINITE)]
+Seconds = Annotated[float, Range(gt=0.0, noun="a positive number of seconds")]
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """How a run generates, scores and stores rollouts."""
 
-    max_concurrent: Annotated[
-        int, Meta(ge=1, description="at least 1"), MinusOne("the default")
-    ] = -1
+    max_concurrent: Annotated[int, Range(ge=1, noun="at least 1"), MinusOne("the default")] = -1
     """Rollouts in flight; -1 = as many as are pending, at most 1024."""
     max_concurrent_generation: Count | None = None
     """Model calls in flight; None = bounded by ``max_concurrent`` alone."""
@@ -110,7 +106,7 @@ class RunOptions:
     """Time limit of a rollout's generation, in seconds; None = no limit."""
     abort_after: Number = 32
     """Consecutive failures of one cause that stop the run; 0 = never."""
-    seed: Annotated[int, Meta()] | None = None
+    seed: Annotated[int, Range()] | None = None
     """Derives the sampling seed of every turn from (seed, example, sibling, turn)."""
     results_path: str | Path | None = None
     """The run directory."""
@@ -135,7 +131,7 @@ class RunOptions:
     """Where workers run: "process" on this machine, "ray" on a Ray cluster (extra ``ray``)."""
     keep_raw_responses: bool = False
     """Keep the provider's response object in ``Response.raw``."""
-    shuffle_seed: Annotated[int, Meta()] | None = None
+    shuffle_seed: Annotated[int, Range()] | None = None
     """Seed of the shuffle before the first ``num_examples`` are taken; None = dataset order."""
     until_half_width: Limit | None = None
     """Stop once the 95% interval of the mean reward, valid at any time, is at most this wide to
@@ -316,7 +312,7 @@ _HINTS = typing.get_type_hints(
 RANGES = {
     name: hint
     for name, hint in _HINTS.items()
-    if any(isinstance(part, Meta) for part in parts(hint))
+    if any(isinstance(part, Range) for part in parts(hint))
 }
 """Option -> its annotation, of the options that have a range."""
 

@@ -1,32 +1,39 @@
 """Check the value of a setting against its annotation, and say in words what the annotation allows.
 
-An annotation is a declaration: ``Annotated[int, Meta(ge=1)] | None`` with ranges by
-``msgspec.Meta`` and choices by ``Literal``. `MinusOne` in ``Annotated`` is what msgspec cannot say.
-`check_arguments` checks the arguments of a function.
+An annotation is a declaration that pydantic reads: ``Annotated[int, Range(ge=1)] | None``, choices
+by ``Literal``. The marks below say in ``Annotated`` what a type cannot. Types are exact: an int is
+a float, but 2.0 is no whole number, and a bool is neither. Pydantic takes a tenth of a second to
+import, so it is imported with the first value: ``--help`` reads annotations alone.
+
+`check_arguments` checks the arguments of a function; a table of settings is read by
+``cli.common.model``.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import math
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar
-
-import msgspec
-from msgspec import Meta
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.suggest import closest
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, TypeAdapter
+    from pydantic_core import CoreSchema
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_EXACT = {"strict": True, "arbitrary_types_allowed": True}
+"""Pydantic's configuration of every check."""
 
 FINITE = sys.float_info.max
-"""In ``Meta(le=FINITE)``: infinity is not in the range."""
+"""In ``Range(le=FINITE)``: infinity is not in the range."""
 _NOUNS: dict[Any, str] = {
     **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},
     **dict.fromkeys((list, Sequence), "a list"),
@@ -34,18 +41,108 @@ _NOUNS: dict[Any, str] = {
 }
 
 
+# --- marks ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The bounds of a number, or the least length of a text or a list; NaN is in no range, not in
+    ``Range()`` either. As ``pydantic.Field``, which is slow to import."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    min_length: int | None = None
+    noun: str = ""
+    """Words for the allowed values, in place of those of type and bounds."""
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        from pydantic import AfterValidator, Field
+
+        bounds: dict[str, Any] = {
+            name: bound for name, bound in asdict(self).items() if bound is not None
+        }
+        del bounds["noun"]
+        check = Field(**bounds) if bounds else AfterValidator(_equal_to_itself)
+        return handler.generate_schema(Annotated[source, check])
+
+    def __str__(self) -> str:
+        """The bounds in words, after a noun."""
+        if self.min_length:
+            return " that is not empty"
+        if self.gt is not None:
+            return f" above {self.gt:g}"
+        if self.ge is None:
+            return ""
+        return (
+            f" of at least {self.ge:g}" if self.le is None else f" from {self.ge:g} to {self.le:g}"
+        )
+
+
+def _equal_to_itself(value: R) -> R:
+    if value != value:
+        raise AssertionError("NaN")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class MinusOne:
-    """In ``Annotated``: -1 is allowed in addition to the range of a whole number, with this
+    """After ``Range``: -1 is allowed in addition to a whole number in the range, with this
     meaning."""
 
     meaning: str
 
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        from pydantic_core import core_schema
 
-Number = Annotated[int, Meta(ge=0)]
-Count = Annotated[int, Meta(ge=1)]
-Positive = Annotated[float, Meta(gt=0.0, le=FINITE, description="a positive number")]
-CountOrAll = Annotated[int, Meta(ge=1), MinusOne("all")]
+        return core_schema.union_schema(
+            [core_schema.int_schema(strict=True, ge=-1, le=-1), handler(source)]
+        )
+
+    def __str__(self) -> str:
+        return f", or -1 for {self.meaning}"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A value with a notation of its own, such as ``"Name: value"`` for a header."""
+
+    metavar: str
+    """Placeholder of the value in ``--help``."""
+    read: Callable[[Any], Any]
+    """Parses the value; *raises* ``ValueError`` whose text ends the sentence "SETTING …"."""
+    schema: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """The values that a TOML file may have, as a JSON schema."""
+    repeats: bool = False
+    """Whether the flag may be repeated."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(self.read)
+
+    def __get_pydantic_json_schema__(self, core: object, handler: object) -> dict[str, Any]:
+        return dict(self.schema)
+
+
+class Also:
+    """Other names of the setting, with the same value."""
+
+    def __init__(self, *names: str):
+        self.names = names
+
+
+Number = Annotated[int, Range(ge=0)]
+Count = Annotated[int, Range(ge=1)]
+Positive = Annotated[float, Range(gt=0.0, le=FINITE, noun="a positive number")]
+CountOrAll = Annotated[int, Range(ge=1), MinusOne("all")]
+
+
+# --- reading an annotation ------------------------------------------------------------------------
 
 
 def parts(hint: object) -> Iterator[Any]:
@@ -62,24 +159,54 @@ def parts(hint: object) -> Iterator[Any]:
         yield hint
 
 
+@functools.cache
+def adapter(hint: Any) -> TypeAdapter[Any]:
+    """Pydantic's check of an annotation."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(hint, config=_EXACT)  # type: ignore[arg-type]
+
+
+def convert(value: object, hint: object) -> Any:
+    """Return the value as pydantic reads it: by its notation if it has any; a whole number with a
+    range of floats is a float.
+
+    *Raises* ``ValueError`` whose text ends the sentence "SETTING …".
+
+    >>> convert(1, Annotated[float, Range(ge=0.0)]), convert(["q_proj"], list[str] | str | None)
+    (1.0, ['q_proj'])
+    >>> convert(True, int)
+    Traceback (most recent call last):
+        ...
+    ValueError: must be a whole number, not True
+    """
+    from pydantic import ValidationError
+
+    try:
+        read = adapter(hint).validate_python(value)
+        is_as_given = type(value) is int and not any(
+            isinstance(part, Range) for part in parts(hint)
+        )
+        return value if is_as_given else read
+    except ValidationError as error:
+        for problem in error.errors(include_url=False, include_input=False):
+            if problem["type"] == "value_error":  # the sentence of a notation
+                raise ValueError(str(problem["ctx"]["error"])) from None
+        near = closest(value, choices(hint)) if isinstance(value, str) else ""
+        raise ValueError(f"must be {describe(hint)}, not {value!r}{near}") from None
+
+
 def fits(value: object, hint: object) -> bool:
     """Return whether a value has the type of an annotation and is in its range, which NaN never is.
 
-    An int is a float, but 2.0 is no whole number, and a bool is neither.
-
-    >>> fits(1, float), fits(True, int), fits(0, Annotated[int, Meta(ge=1)] | None)
+    >>> fits(1, float), fits(True, int), fits(0, Annotated[int, Range(ge=1)] | None)
     (True, False, False)
     """
-    marks = [part for part in parts(hint) if isinstance(part, Meta | MinusOne)]
-    if type(value) is int and value == -1 and any(isinstance(mark, MinusOne) for mark in marks):
-        return True
-    if isinstance(value, float):
-        value = float(value)  # msgspec refuses subclasses, such as those of numpy
     try:
-        msgspec.convert(value, hint)
-    except msgspec.ValidationError:
+        convert(value, hint)
+    except ValueError:
         return False
-    return not (marks and isinstance(value, float) and math.isnan(value))
+    return True
 
 
 def describe(hint: object) -> str:
@@ -87,20 +214,25 @@ def describe(hint: object) -> str:
 
     >>> describe(int | None), describe(list[str] | str | None), describe(Literal["a", "b"])
     ('a whole number', 'a list or a text', 'one of a, b')
-    >>> describe(Annotated[int, Meta(ge=1), MinusOne("all")] | None)
+    >>> describe(Annotated[int, Range(ge=1), MinusOne("all")] | None)
     'a whole number of at least 1, or -1 for all'
     """
     return " or ".join(dict.fromkeys(_nouns(hint))) or "another value"
 
 
+def choices(hint: object) -> list[str]:
+    """The texts that ``Literal``s in an annotation allow."""
+    literals = [part for part in parts(hint) if typing.get_origin(part) is Literal]
+    return [value for part in literals for value in typing.get_args(part) if isinstance(value, str)]
+
+
 def _nouns(hint: object) -> Iterator[str]:
     origin, members = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        described = [
-            mark.description for mark in members[1:] if isinstance(mark, Meta) and mark.description
-        ]
-        marks = "".join(_range(mark) for mark in members[1:])
-        yield from (noun + marks for noun in described or _nouns(members[0]))
+        marks = [mark for mark in members[1:] if isinstance(mark, Range | MinusOne)]
+        named = [mark.noun for mark in marks if isinstance(mark, Range) and mark.noun]
+        bounds = "" if named else "".join(map(str, marks))
+        yield from (noun + bounds for noun in named or _nouns(members[0]))
     elif origin in (typing.Union, types.UnionType):
         for member in members:
             yield from _nouns(member)
@@ -108,20 +240,6 @@ def _nouns(hint: object) -> Iterator[str]:
         yield f"one of {', '.join(map(str, members))}"
     elif (plain := origin or hint) in _NOUNS:
         yield _NOUNS[plain]
-
-
-def _range(mark: object) -> str:
-    if isinstance(mark, MinusOne):
-        return f", or -1 for {mark.meaning}"
-    if not isinstance(mark, Meta) or mark.description:
-        return ""
-    if mark.min_length:
-        return " that is not empty"
-    if mark.gt is not None:
-        return f" above {mark.gt:g}"
-    if mark.ge is None:
-        return ""
-    return f" of at least {mark.ge:g}" if mark.le is None else f" from {mark.ge:g} to {mark.le:g}"
 
 
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:

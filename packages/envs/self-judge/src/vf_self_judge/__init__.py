@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
-
 import verifiers as vf
-from verifiers.runtime.values import Count, check_arguments
+from verifiers.runtime.values import Count, Range, check_arguments
 from vf_self_judge.panel import ROLES, PanelRubric, RoleClient
 
 __all__ = ["ROLES", "SYSTEM_PROMPT", "PanelRubric", "RoleClient", "load_environment"]
@@ -31,7 +29,7 @@ HELD_OUT_EVERY = 5
 JUDGE_SAMPLING = {"temperature": 0.0, "max_tokens": 512}
 
 JudgeModels = Annotated[
-    Sequence[str], Meta(min_length=1, description="a list of names, such as ['gpt-4.1-nano']")
+    Sequence[str], Range(min_length=1, noun="a list of names, such as ['gpt-4.1-nano']")
 ]
 
 

@@ -15,11 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta
-
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords
-from verifiers.runtime.values import describe, fits, parts
+from verifiers.runtime.values import Range, describe, fits, parts
 from verifiers.storage.identity import Free
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.settings.batch_rules import UNCOMPARED
@@ -35,7 +33,7 @@ from verifiers_trainer.settings.fields import (
     Count,
 )
 
-Positive = Annotated[float, Meta(gt=0.0)]
+Positive = Annotated[float, Range(gt=0.0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,8 @@ class TinkerConfig:
             f"{name} is {getattr(self, name)!r}; it must be {describe(hint)}"
             for name, hint in ranges.items()
             if any(
-                isinstance(part, Meta) or typing.get_origin(part) is Literal for part in parts(hint)
+                isinstance(part, Range) or typing.get_origin(part) is Literal
+                for part in parts(hint)
             )
             and not fits(getattr(self, name), hint)
         ]

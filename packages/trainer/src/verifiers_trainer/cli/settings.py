@@ -13,26 +13,24 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import typing
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
-from msgspec import Meta
 
 from verifiers.cli.common.reader import Assignment, Fields, accept, store, unknown_key
 from verifiers.environments.registry import find_recorded
 from verifiers.errors import ConfigError
 from verifiers.runtime.redaction import without_secrets
 from verifiers.runtime.suggest import SIMILAR, close_match
-from verifiers.runtime.values import FINITE, describe, fits, parts
+from verifiers.runtime.values import FINITE, Range, describe, fits
 from verifiers.storage.directory import read_metadata
 from verifiers_trainer.cli.server_flags import SETTINGS as SERVER_FLAGS
 from verifiers_trainer.settings import compat
 from verifiers_trainer.settings.compat import known_names
-from verifiers_trainer.settings.fields import Inherited, Settings, field_names
+from verifiers_trainer.settings.fields import DECLARED, Settings, field_names
 
 if TYPE_CHECKING:
     from verifiers_trainer.settings.config import RLConfig
@@ -90,7 +88,7 @@ class EnvTable:
     args: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     """Name in the metrics; default: the id without owner and version."""
-    weight: Annotated[float, Meta(gt=0.0, le=FINITE, description="a number above 0")] | None = None
+    weight: Annotated[float, Range(gt=0.0, le=FINITE, noun="a number above 0")] | None = None
     """Share of the groups, relative to the other weights."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,26 +157,23 @@ def _keys() -> dict[tuple[str, ...], Collection[str]]:
 
 
 @functools.cache
-def plain_types() -> dict[str, Any]:
-    """Setting -> its type without range and choices.
-
-    >>> [plain_types()[name] for name in ("temperature", "zero_variance", "prompt_overflow")]
-    [<class 'float'>, <class 'str'>, str | None]
-    """
-    types = typing.get_type_hints(Inherited) | typing.get_type_hints(Settings)
-    for name, hint in types.items():
-        if any(typing.get_origin(part) is Literal for part in parts(hint)):
-            types[name] = str | None if type(None) in parts(hint) else str
-    return types
+def fields_of_args() -> Fields:
+    """The keys of ``[trainer.args]``, under all their names; a setting that only a newer version of
+    transformers has takes any value."""
+    hints = {
+        **dict.fromkeys((*field_names(), *compat.WITHOUT_EFFECT), Any),
+        **DECLARED,
+        **dict.fromkeys(compat.TRANSLATED, int | None),
+        "reward_weights": list[float] | dict[str, float],
+        "scale_rewards": Literal[*compat.ADVANTAGES],
+    }
+    return Fields(hints, compat.RENAMED)
 
 
 def _type_of(name: str) -> Any:
-    """Return the type of a setting under any of its names, without range and choices."""
-    if name in compat.TRANSLATED:
-        return bool | str if name == "scale_rewards" else int | None
-    if name in compat.WITHOUT_EFFECT:
-        return Any
-    return plain_types().get(compat.RENAMED.get(name, name), Any)
+    """The annotation of a setting under any of its names."""
+    fields = fields_of_args()
+    return fields.hints[fields.aliases.get(name, name)]
 
 
 class _Reader:
@@ -296,7 +291,7 @@ class _Reader:
             self._problem(setting, f"{key} must be a string, not {setting.value!r}")
 
     def _gpus(self, setting: Assignment) -> None:
-        number = self._checked(setting, Annotated[int, Meta(ge=0)], setting.key)
+        number = self._checked(setting, Annotated[int, Range(ge=0)], setting.key)
         if number is None:
             return
         self.gpus[setting.path[0]] = number
@@ -445,7 +440,7 @@ class _Reader:
 
 
 FLAGS = tuple(
-    "output-dir resume fresh tmux cwd dry-run dump-config json verbose quiet version help".split()
+    "output-dir resume fresh tmux cwd dry-run dump-config schema json verbose quiet version help".split()
 )
 """Options of the command, for suggestions."""
 

@@ -174,6 +174,9 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--merged", is_flag=True, help="With --export: merge an adapter into its base model.")
 @click.option("--dump-config", is_flag=True, help="Print the settings in full as TOML, and stop.")
+@click.option(
+    "--schema", is_flag=True, help="Print the JSON schema of a file, for editors, and stop."
+)
 @_common
 @click.pass_context
 def train_command(
@@ -190,6 +193,7 @@ def train_command(
     verify: str | None,
     export: tuple[str, str] | None,
     merged: bool,
+    schema: bool,
     **options: Any,
 ) -> None:
     if accept_changed_code:
@@ -209,6 +213,8 @@ def train_command(
             raise ConfigError("--merged needs --export")
         if export is not None:
             return _export(*export, merged, words, result, as_json)
+        if schema:
+            return _show_schema(words, result, as_json)
         make_importable(words)
         # before torch is loaded, which takes seconds
         check_first(words, imports=not options["dump_config"])
@@ -281,6 +287,17 @@ def _export(
     result.update(exported=target, checkpoint=str(folder))
     if not as_json:
         print(escape_control(f"{target} has the model of {folder}"))
+    return 0
+
+
+def _show_schema(words: Sequence[str], result: dict[str, Any], as_json: bool) -> int:
+    if words:
+        raise ConfigError(f"--schema takes no settings: {' '.join(words)}")
+    from verifiers_trainer.cli.schema import train_schema
+
+    result["file_schema"] = train_schema()
+    if not as_json:
+        print(result["file_schema"])
     return 0
 
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.settings.fields import DECLARED, Also, field_names, mark
+from verifiers.runtime.values import Also
+from verifiers_trainer.settings.fields import DECLARED, field_names, mark
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Settings of a training run, one line each: type, range, resume rule, other names, default,
 meaning.
 
-A line is ``name: Annotated[type, marks] = default``. Ranges are ``msgspec.Meta``, choices
+A line is ``name: Annotated[type, marks] = default``. Ranges are ``msgspec.Range``, choices
 ``Literal``. A setting must be the same when a training is resumed unless its line has ``Free``.
 ``Inherited`` has the lines of the fields of ``transformers.TrainingArguments``, so that a file can
 be checked before transformers is imported, which takes seconds.
@@ -20,12 +20,9 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_origin
 
-from msgspec import Meta
-
-from verifiers.runtime.suggest import closest
-from verifiers.runtime.values import MinusOne, fits, parts
+from verifiers.runtime.values import Also, MinusOne, Range, convert, parts
 from verifiers.storage.identity import Free
 from verifiers_trainer.algorithm.state import has_state
 
@@ -46,13 +43,6 @@ class FreeKeys:
 @dataclass(frozen=True, slots=True)
 class OnceSet:
     """Must match from the time it has a value: a resumed training may set what was None."""
-
-
-class Also:
-    """Other names of the setting, with the same value."""
-
-    def __init__(self, *names: str):
-        self.names = names
 
 
 class Unsupported:
@@ -88,13 +78,13 @@ RESHAPES = (
     " purpose"
 )
 
-Few = Annotated[int, Meta(ge=1, le=10**6)]
-Count = Annotated[int, Meta(ge=1, le=10**9)]
-Number = Annotated[int, Meta(ge=0, le=10**9)]
-Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Ratio = Annotated[float, Meta(ge=0.0)]
-Width = Annotated[float, Meta(ge=1e-9, le=1e9)]
-Seconds = Annotated[float, Meta(ge=1e-3, le=1e9)]
+Few = Annotated[int, Range(ge=1, le=10**6)]
+Count = Annotated[int, Range(ge=1, le=10**9)]
+Number = Annotated[int, Range(ge=0, le=10**9)]
+Share = Annotated[float, Range(ge=0.0, le=1.0)]
+Ratio = Annotated[float, Range(ge=0.0)]
+Width = Annotated[float, Range(ge=1e-9, le=1e9)]
+Seconds = Annotated[float, Range(ge=1e-3, le=1e9)]
 Aggregation = Literal[
     "token_mean", "sequence_mean", "constant_length", "sequence_sum", "prompt_mean"
 ]
@@ -243,19 +233,19 @@ class Settings:
     # --- run, optimizer and checkpoints (fields of transformers, other defaults) ------------------
     output_dir: Annotated[str | None, PLACEMENT] = None
     """Folder of the run; default ``outputs/<run_name or the time>``."""
-    learning_rate: Annotated[Annotated[float, Meta(ge=0.0, le=1e3)] | None, Also("lr")] = None
+    learning_rate: Annotated[Annotated[float, Range(ge=0.0, le=1e3)] | None, Also("lr")] = None
     """Default 1e-5 with LoRA, else 1e-6."""
     lr_scheduler_type: str = "constant"
     """Schedule of the learning rate, by a name of transformers: constant, linear, cosine,
     constant_with_warmup, …."""
-    max_steps: Annotated[int, Meta(ge=1, le=10**12), MinusOne("passes alone"), RUN_LENGTH] = 500
+    max_steps: Annotated[int, Range(ge=1, le=10**12), MinusOne("passes alone"), RUN_LENGTH] = 500
     """Optimizer steps; -1, or giving ``num_train_epochs`` alone, counts them from passes over the
     examples."""
     bf16: Annotated[bool | None, PLACEMENT] = None
     """Compute in bfloat16; None = where the accelerator supports it. Without an accelerator
     training computes in float32; True then keeps the frozen weights under a LoRA adapter in
     bfloat16, if the CPU has instructions for it."""
-    max_grad_norm: Annotated[float, Meta(ge=0.0, le=1e9)] = 1.0
+    max_grad_norm: Annotated[float, Range(ge=0.0, le=1e9)] = 1.0
     """Largest norm of the gradient; a longer gradient is scaled down to it. 0 = no limit."""
     logging_steps: Annotated[float, LOGGING] = 1
     """Optimizer steps from one log line to the next; below 1 a share of the run."""
@@ -290,7 +280,7 @@ class Settings:
     """Rank of the adapter's matrices: more is more parameters to train."""
     lora_alpha: Few = 32
     """Scale of the adapter: its output is multiplied by alpha / rank."""
-    lora_dropout: Annotated[float, Meta(ge=0.0, le=0.999)] = 0.0
+    lora_dropout: Annotated[float, Range(ge=0.0, le=0.999)] = 0.0
     """Dropout on the adapter's input; set to 0 by ``disable_dropout``."""
     lora_target_modules: list[str] | str | None = None
     """Names of the layers that get an adapter; None = every linear layer but the head."""
@@ -314,7 +304,7 @@ class Settings:
     """Rollouts of maximum length in one forward pass: with packing, the tokens of a packed row are
     bounded by ``micro_batch_size`` x ``max_seq_len`` (and by 1024, on a CPU 512, where attention
     has no kernel for them)."""
-    micro_batch_tokens: Annotated[Annotated[int, Meta(ge=2, le=10**9)] | None, SPEED] = None
+    micro_batch_tokens: Annotated[Annotated[int, Range(ge=2, le=10**9)] | None, SPEED] = None
     """Tokens of a packed row, in place of the bound by ``micro_batch_size``; a longer sample is a
     separate row."""
     packing: Annotated[bool, SPEED] = True
@@ -323,7 +313,7 @@ class Settings:
     """Compute what samples begin with alike, such as the prompt of a group, once per packed row, as
     a tree of prefixes. The gradient is the same. Only with ``packing``, and with PyTorch attention
     over the whole context."""
-    max_seq_len: Annotated[int, Meta(ge=2, le=10**9)] = 2048
+    max_seq_len: Annotated[int, Range(ge=2, le=10**9)] = 2048
     """Tokens of a conversation; longer rollouts carry no loss and are never truncated."""
     max_prompt_len: Count | None = None
     """Tokens of an example's prompt; see ``prompt_overflow``."""
@@ -349,7 +339,7 @@ class Settings:
     """Folders of saved runs to train on in place of sampling, as ``vf-eval`` writes them. Their
     rollouts must match when a training is resumed, and not the folders. The loss "sft" imitates
     them, any other weighs them by reward."""
-    min_reward: Annotated[float, Meta()] | None = None
+    min_reward: Annotated[float, Range()] | None = None
     """With "sft": imitate rollouts of at least this reward; None = of any, unknown
     rewards included."""
     max_per_example: Count | None = None
@@ -377,19 +367,19 @@ class Settings:
     # --- sampling ---------------------------------------------------------------------------------
     max_tokens: Annotated[Count | None, SAMPLES, Also("max_new_tokens")] = None
     """Tokens per turn; None = what is left of ``max_seq_len``."""
-    temperature: Annotated[float, Meta(ge=1e-6, le=2.0), SAMPLES] = 1.0
+    temperature: Annotated[float, Range(ge=1e-6, le=2.0), SAMPLES] = 1.0
     """Sampling temperature; the trained distribution is that at this temperature."""
-    top_p: Annotated[float, Meta(ge=1e-9, le=1.0), RESHAPES] = 1.0
+    top_p: Annotated[float, Range(ge=1e-9, le=1.0), RESHAPES] = 1.0
     """Sample from the likeliest tokens whose probabilities sum to this; 1 = from all."""
-    top_k: Annotated[Annotated[int, Meta(ge=-1, le=10**9)] | None, RESHAPES] = None
+    top_k: Annotated[Annotated[int, Range(ge=-1, le=10**9)] | None, RESHAPES] = None
     """Sample from this many of the likeliest tokens; None or -1 = from all."""
     min_p: Annotated[Share, RESHAPES] = 0.0
     """Sample from tokens at least this likely relative to the likeliest; 0 = from all."""
-    repetition_penalty: Annotated[float, Meta(ge=1e-6, le=1e6), RESHAPES] = 1.0
+    repetition_penalty: Annotated[float, Range(ge=1e-6, le=1e6), RESHAPES] = 1.0
     """Divides the scores of tokens that occurred before; 1 = no penalty."""
-    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0), RESHAPES] = 0.0
+    presence_penalty: Annotated[float, Range(ge=-2.0, le=2.0), RESHAPES] = 0.0
     """Subtracted from the score of each token that was sampled before; 0 = no penalty."""
-    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0), RESHAPES] = 0.0
+    frequency_penalty: Annotated[float, Range(ge=-2.0, le=2.0), RESHAPES] = 0.0
     """Subtracted from the score of a token for each time that it was sampled before; 0 = no
     penalty."""
     stop: Annotated[list[str] | str | None, SAMPLES] = None
@@ -430,7 +420,7 @@ class Settings:
     while ``epsilon`` is not set either. For "cispo" another name of ``ratio_cap``."""
     delta: Ratio | None = None
     """Two-sided clip of "ppo": an upper bound of the ratio, applied first (arXiv 2505.07291)."""
-    dual_clip: Annotated[float, Meta(ge=1.0 + 1e-9, le=1e9)] | None = None
+    dual_clip: Annotated[float, Range(ge=1.0 + 1e-9, le=1e9)] | None = None
     """Bound c > 1 on the loss of "ppo" where the advantage is negative: at most -c times the
     advantage (arXiv 1912.09729); None = no bound."""
     advantage: Any = "mean"
@@ -452,21 +442,21 @@ class Settings:
     """Denominator of the ratio: the log-probabilities of the "sampler", or those of the policy when
     the batch was built ("recomputed"), which needs a correction such as ``tis_cap``, or several
     steps on a batch."""
-    tis_cap: Annotated[float, Meta(ge=1e-9)] | None = None
+    tis_cap: Annotated[float, Range(ge=1e-9)] | None = None
     """Truncated importance sampling: weight min(o/μ, tis_cap) per token, o the policy of the batch,
     μ the sampler."""
-    sequence_mask_cap: Annotated[float, Meta(ge=1.0)] | None = None
+    sequence_mask_cap: Annotated[float, Range(ge=1.0)] | None = None
     """Samples whose product of o/μ is larger carry no loss."""
     geo_mask: Sequence[float] | None = None
     """Samples whose geometric mean of o/μ is outside (low, high) carry no loss."""
     opsm_delta: Ratio | None = None
     """Samples with a negative advantage whose mean of log μ - log π is larger carry no loss."""
-    beta: Annotated[float, Meta(ge=0.0, le=1e9), Also("kl_coef", "kl_loss_coef")] = 0.0
+    beta: Annotated[float, Range(ge=0.0, le=1e9), Also("kl_coef", "kl_loss_coef")] = 0.0
     """Weight of the KL penalty to the reference, which is the policy before training, or the
     ``teacher``."""
     kl_type: Literal["k1", "k2", "k3"] = "k3"
     """KL estimator: k2 or k3; k1 is refused, since its gradient is zero in expectation."""
-    entropy_coef: Annotated[float, Meta(ge=0.0, le=1e9), Also("entropy_coeff")] = 0.0
+    entropy_coef: Annotated[float, Range(ge=0.0, le=1e9), Also("entropy_coeff")] = 0.0
     """Weight of a bonus for the entropy of the policy at each trained token, in nats, over the
     whole vocabulary (PPO, arXiv 1707.06347, equation 9)."""
     sync_ref_model: bool = False
@@ -483,7 +473,7 @@ class Settings:
     not its place."""
 
     # --- pipeline ---------------------------------------------------------------------------------
-    max_off_policy_steps: Annotated[int, Meta(ge=0, le=16), Also("num_batches_ahead")] = 1
+    max_off_policy_steps: Annotated[int, Range(ge=0, le=16), Also("num_batches_ahead")] = 1
     """Largest age of a token's policy in batches, which are optimizer steps if a batch is one step;
     0 = synchronous."""
     max_concurrent: Annotated[Count, SPEED] = 1024
@@ -499,7 +489,7 @@ class Settings:
     """Seconds without a finished rollout after which training stops."""
     rollout_timeout: Annotated[Seconds | None, TIMEOUTS] = None
     """Seconds for a rollout; None = ``generation_timeout``."""
-    rank_timeout: Annotated[float, Meta(ge=0.0, le=1e9), TIMEOUTS] = 60.0
+    rank_timeout: Annotated[float, Range(ge=0.0, le=1e9), TIMEOUTS] = 60.0
     """Seconds without a sign of life of a process of several after which the others end, also
     inside a collective; 0 = only ``ddp_timeout`` bounds the wait."""
     zero_variance: Literal["drop", "keep"] = "drop"
@@ -507,9 +497,9 @@ class Settings:
     tokens count in the denominators of the loss and in statistics of the batch, and the KL penalty
     acts on them, as in GRPO. With advantage="best" a kept group has no best: it fills its place in
     the batch, and nothing of it is trained."""
-    oversample: Annotated[float, Meta(ge=1.0, le=1000.0)] = 2.0
+    oversample: Annotated[float, Range(ge=1.0, le=1000.0)] = 2.0
     """At most this many times ``batch_size`` rollouts are generated for a step."""
-    min_group_fraction: Annotated[float, Meta(ge=1e-9, le=1.0)] = 0.75
+    min_group_fraction: Annotated[float, Range(ge=1e-9, le=1.0)] = 0.75
     """Smallest share of a group's rollouts that must have a reward."""
     max_error_fraction: Annotated[Share, ALARMS] = 0.5
     """Share of failed rollouts, over the last four batches, above which training stops."""
@@ -525,7 +515,7 @@ class Settings:
     keep_rows: str | None = None
     """A file of ``vf-audit ENV -m MODEL --keep FILE``: train only on the rows that it lists, which
     the model solves sometimes."""
-    num_env_workers: Annotated[int, Meta(ge=0, le=4096), SPEED] = 0
+    num_env_workers: Annotated[int, Range(ge=0, le=4096), SPEED] = 0
     """Processes that run and score the training rollouts, so that the code of the environment
     (loaded by id) uses more than one core; 0 = this process."""
     env_worker_backend: Annotated[Literal["process", "ray"], PLACEMENT] = "process"
@@ -565,7 +555,7 @@ class Settings:
     vllm_server_host: Annotated[str, PLACEMENT] = "0.0.0.0"
     """Address of the vLLM server, when ``inference`` is "vllm"; the client takes 0.0.0.0 for
     127.0.0.1."""
-    vllm_server_port: Annotated[int, Meta(ge=1, le=65535), PLACEMENT] = 8000
+    vllm_server_port: Annotated[int, Range(ge=1, le=65535), PLACEMENT] = 8000
     """Port of the vLLM server, when ``inference`` is "vllm"."""
     vllm_server_timeout: Annotated[Seconds, TIMEOUTS] = 300.0
     """Seconds to wait for the server to be up."""
@@ -596,7 +586,7 @@ class Settings:
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "qwen3_coder", "none"] = "auto"
     """Format of tool calls in completions: auto (read from the chat template), hermes, llama3_json,
     qwen3_coder, or none."""
-    embedded_threads: Annotated[Annotated[int, Meta(ge=1, le=10**4)] | None, SPEED] = None
+    embedded_threads: Annotated[Annotated[int, Range(ge=1, le=10**4)] | None, SPEED] = None
     """Threads of torch's CPU kernels, for the whole process while the engine runs; None = one for a
     model of at most 2 million parameters, unless OMP_NUM_THREADS is set, and torch's own number for
     a larger model."""
@@ -616,7 +606,7 @@ class Settings:
     """Name of the run: of its folder under ``outputs``, and in trackers."""
     log_completions: Annotated[bool, LOGGING] = True
     """Write every step's rollouts to ``completions/step-<n>.jsonl``."""
-    num_completions_to_print: Annotated[int, Meta(ge=0, le=10**6), LOGGING] = 0
+    num_completions_to_print: Annotated[int, Range(ge=0, le=10**6), LOGGING] = 0
     """Rollouts to print every ``logging_steps``, with ``log_completions``."""
     log_tokens: Annotated[Number, LOGGING] = 4096
     """Sampled tokens of a step whose numbers are in its rollouts' file: log-probabilities,
@@ -664,37 +654,31 @@ def mark(name: str, kind: type[Mark]) -> Mark | None:
 
 def problem_of(name: str, value: object) -> str | None:
     """Return why ``value`` is not allowed for the setting ``name``, by its line; None when it is.
+    Of a line without a range or choices every value is: transformers changes some of them.
 
     >>> problem_of("temperature", 0.7), problem_of("top_k", None)
     (None, None)
     >>> problem_of("temperature", 0.0)
-    'temperature is 0.0; it must be a number in [1e-06, 2]'
+    'temperature must be a number from 1e-06 to 2, not 0.0'
     """
-    unsupported, span, minus_one = mark(name, Unsupported), mark(name, Meta), mark(name, MinusOne)
-    choices: tuple[Any, ...] = _CHOICES.get(name, ())
+    unsupported = mark(name, Unsupported)
     if unsupported is not None and value not in unsupported.off:
         return f"{name} is {value!r}, which this trainer does not support: {unsupported.instead}"
-    value = value.value if isinstance(value, enum.Enum) else value
-    if not (span or choices) or fits(value, DECLARED[name]):
+    if name not in LIMITED:
         return None
-    if span is None:
-        return (
-            f"{name} is {value!r}{closest(str(value), choices)}; it must be one of"
-            f" {', '.join(choices)}"
-        )
-    low = -math.inf if span.ge is None else span.ge
-    high = math.inf if span.le is None else span.le
-    kind = "a whole number" if int in PARTS[name] else "a number"
-    alternative = f", or -1 for {minus_one.meaning}" if minus_one else ""
-    return f"{name} is {value!r}; it must be {kind} in [{low:g}, {high:g}]{alternative}"
+    try:
+        convert(value.value if isinstance(value, enum.Enum) else value, DECLARED[name])
+    except ValueError as error:
+        return f"{name} {error}"
+    return None
 
 
-_CHOICES = {
-    name: get_args(part)
+LIMITED = frozenset(
+    name
     for name, kinds in PARTS.items()
-    for part in kinds
-    if get_origin(part) is Literal
-}
+    if any(isinstance(kind, Range) or get_origin(kind) is Literal for kind in kinds)
+)
+"""Settings whose line has a range or choices."""
 RESHAPING = frozenset(name for name in DECLARED if mark(name, str) == RESHAPES)
 """Sampling arguments that make the sampled distribution differ from the trained distribution, on
 purpose."""

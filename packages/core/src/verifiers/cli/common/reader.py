@@ -2,13 +2,15 @@
 typed values.
 
 An `Assignment` is one key with one value, ``configs/x.toml:12: trainer.args.max_steps = 10``. The
-annotation of a dataclass field defines the allowed values (``runtime.values``). Problems are
+annotation of a dataclass field defines the allowed values (``runtime.values``), which pydantic
+checks, and of which it makes a JSON schema. Problems are
 collected as sentences, so that a command reports all of them at once. The commands define which
 keys exist.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,13 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgspec import Meta
-
 from verifiers.errors import ConfigError, VerifiersError
 from verifiers.runtime.bounded import TooLong, read_text
-from verifiers.runtime.decoding import decode_toml
 from verifiers.runtime.suggest import SIMILAR, close_match, closest
-from verifiers.runtime.values import describe, fits, parts
+from verifiers.runtime.values import Also, adapter, convert, parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,8 @@ class TomlFile:
     @classmethod
     def read(cls, path: str | Path) -> TomlFile:
         """*Raises* ``ConfigError``: the file cannot be read, or is not valid TOML."""
+        from verifiers.runtime.decoding import decode_toml
+
         path = Path(path)
         try:
             text = read_text(path)
@@ -203,6 +204,8 @@ def parse_value(text: str) -> Any:
     >>> parse_value("5"), parse_value("[1, 2]"), parse_value("builtin:tiny"), parse_value("true")
     (5, [1, 2], 'builtin:tiny', True)
     """
+    from verifiers.runtime.decoding import decode_toml
+
     if "\n" in text:
         return text
     try:
@@ -228,42 +231,6 @@ def unknown_option(flag: str, choices: Iterable[str], command: str) -> str:
 
 
 # --- values ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """In ``Annotated``: a value with a special notation, such as ``"Name: value"`` for a header."""
-
-    metavar: str
-    """Placeholder of the value in ``--help``."""
-    read: Callable[[Any], Any]
-    """Parses the value; *raises* ``ValueError`` whose text ends the sentence "SETTING …"."""
-    repeats: bool = False
-    """Whether the flag may be repeated."""
-
-
-def convert(value: object, hint: object) -> Any:
-    """Return the value, read by its notation if it has any; a whole number with a range of floats
-    is a float.
-
-    *Raises* ``ValueError`` whose text ends the sentence "SETTING …".
-
-    >>> convert(1, typing.Annotated[float, Meta(ge=0.0)]), convert(["q_proj"], list[str] | str | None)
-    (1.0, ['q_proj'])
-    >>> convert(True, int)
-    Traceback (most recent call last):
-        ...
-    ValueError: must be a whole number, not True
-    """
-    form = next((part for part in parts(hint) if isinstance(part, Form)), None)
-    if form is not None:
-        return form.read(value)
-    if not fits(value, hint):
-        raise ValueError(f"must be {describe(hint)}, not {value!r}")
-    is_number_with_range = float in (kinds := list(parts(hint))) and any(
-        isinstance(kind, Meta) for kind in kinds
-    )
-    return float(value) if is_number_with_range and isinstance(value, int) else value
 
 
 def accept(assignment: Assignment, hint: object) -> Any:
@@ -302,15 +269,38 @@ def _numbers(text: str) -> list[int | float]:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The settings of a table: names with their annotations, and aliases."""
+    """The settings of a table, as their class declares them: annotations, and other names."""
 
     hints: Mapping[str, Any]
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, owner: type, aliases: Mapping[str, str] | None = None) -> Fields:
-        """The fields of a dataclass."""
-        return cls(typing.get_type_hints(owner, include_extras=True), aliases or {})
+    @functools.cache
+    def of(cls, owner: type) -> Fields:
+        """The fields of a dataclass; `Also` in an annotation has the other names."""
+        return cls.declared(typing.get_type_hints(owner, include_extras=True))
+
+    @classmethod
+    def declared(cls, hints: Mapping[str, Any]) -> Fields:
+        """The settings with these annotations."""
+        aliases = {
+            alias: name
+            for name, hint in hints.items()
+            for part in parts(hint)
+            if isinstance(part, Also)
+            for alias in part.names
+        }
+        return cls(hints, aliases)
+
+    def schema(self, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Key -> the JSON schema of its values. ``facts``: setting -> what else is said of it."""
+        properties = {
+            name: adapter(hint).json_schema() | dict(facts.get(name, {}))
+            for name, hint in self.hints.items()
+        }
+        for alias, name in self.aliases.items():
+            properties[alias] = properties[name] | {"description": f"Another name of {name}."}
+        return properties
 
     def read(
         self,

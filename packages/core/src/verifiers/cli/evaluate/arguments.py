@@ -17,18 +17,24 @@ import click
 
 from verifiers.cli.common.command import long_flags, version_option
 from verifiers.cli.common.completion import Completer, environments, how_to, paths, words
-from verifiers.cli.common.reader import Assignment, Form, accept, read_words, store, unknown_option
+from verifiers.cli.common.reader import (
+    Assignment,
+    Fields,
+    accept,
+    read_words,
+    store,
+    unknown_option,
+)
 from verifiers.cli.common.streams import EPILOG
 from verifiers.cli.evaluate.options import (
     REPLACED,
     CommandSettings,
     EvalSettings,
     Flag,
-    fields_of,
     flags_of,
 )
 from verifiers.runtime.suggest import SIMILAR, close_match
-from verifiers.runtime.values import parts
+from verifiers.runtime.values import Form, parts
 
 ABOUT = """Evaluate a model in an environment and save every rollout.
 
@@ -92,7 +98,7 @@ def parse(argv: Iterable[str]) -> CommandLine:
                 (name,), value, spelling(flag), value if isinstance(value, str) else None
             )
             try:
-                values_of[owner][name] = accept(setting, fields_of(owner).hints[name])
+                values_of[owner][name] = accept(setting, Fields.of(owner).hints[name])
             except ValueError as error:
                 line.problems.append(f"{setting.location} {error}")
     line.flags = values_of[EvalSettings]
@@ -111,7 +117,7 @@ def click_command() -> click.Command:
                                                      shell_complete=environments)]  # fmt: skip
     for owner in (EvalSettings, CommandSettings):
         defaults = {setting.name: setting.default for setting in dataclasses.fields(owner)}
-        hints = fields_of(owner).hints
+        hints = Fields.of(owner).hints
         options += [
             _option(name, flag, hints[name], defaults[name])
             for name, flag in flags_of(owner).items()

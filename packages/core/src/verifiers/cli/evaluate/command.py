@@ -85,6 +85,12 @@ class _Command:
 
     def run(self) -> None:
         """Run all steps in order. *Raises* the error of the first that fails."""
+        if self.command.schema:
+            from verifiers.cli.evaluate.schema import eval_schema
+
+            raise_together(self.line.problems)
+            self._print("file_schema", eval_schema())
+            return
         evaluations = resolve(self.line)
         if self.command.dump_config:
             from verifiers.cli.evaluate.models import with_names

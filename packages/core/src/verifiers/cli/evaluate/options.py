@@ -18,11 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
-
-from verifiers.cli.common.reader import Fields, Form
 from verifiers.errors import ConfigError
-from verifiers.runtime.values import FINITE, Count, MinusOne, Number
+from verifiers.runtime.values import FINITE, Also, Count, Form, MinusOne, Number, Range
 
 DEFAULT_ENV_DIR = "./environments"
 CLIENT_TYPES = {  # as in clients.protocol, slow to import
@@ -212,23 +209,88 @@ def _variable(value: object) -> str:
     return value
 
 
-Text = Annotated[str, Meta(min_length=1)]
-ClientType = Annotated[str, Form("|".join(CLIENT_TYPES), _client_type)]
-Variable = Annotated[str, Form("NAME", _variable)]
-RunPath = Annotated[str, Form("[PATH]", _path_or_newest)]
-Seconds = Annotated[float, Form("SECONDS", _seconds)]
-Workers = Annotated[int, Form("N|auto", _workers)]
-Table = Annotated[Mapping[str, Any], Form("JSON|name=value", json_table, repeats=True)]
-Headers = Annotated[Mapping[str, str], Form('"Name: value"', _headers, repeats=True)]
-HeadersFromState = Annotated[Mapping[str, str], Form("NAME=key", _headers_from_state, repeats=True)]
-RewardRange = Annotated[
-    Sequence[float], Form("LOW,HIGH", _two_numbers("the lowest and the highest reward: 0,1"))
+Text = Annotated[str, Range(min_length=1)]
+_NUMBER = r"\s*[-+]?\d+(\.\d*)?\s*"
+_PAIR = {
+    "anyOf": [
+        {"type": "string", "pattern": f"^{_NUMBER},{_NUMBER}$"},
+        {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+    ]
+}
+
+
+def _several(*one: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of a value that may be listed."""
+    return {"anyOf": [*one, {"type": "array", "items": {"anyOf": list(one)}}]}
+
+
+def _listed(name: str) -> dict[str, Any]:
+    """The JSON schema of names of a pattern, in a list or in one text with commas."""
+    text = rf"^\s*{name}\s*(,\s*{name}\s*)*$"
+    allowed = {"type": "string", "pattern": f"^{name}$"}
+    return {"anyOf": [{"type": "string", "pattern": text}, {"type": "array", "items": allowed}]}
+
+
+ClientType = Annotated[
+    str,
+    Form("|".join(CLIENT_TYPES), _client_type, {"enum": [*CLIENT_TYPES, *CLIENT_TYPES.values()]}),
 ]
-Price = Annotated[Sequence[float], Form("READ,SAMPLED", _two_numbers("the prices: 0.4,1.6"))]
+Variable = Annotated[
+    str, Form("NAME", _variable, {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"})
+]
+RunPath = Annotated[
+    str, Form("[PATH]", _path_or_newest, {"anyOf": [{"type": "string"}, {"const": True}]})
+]
+Seconds = Annotated[
+    float,
+    Form(
+        "SECONDS",
+        _seconds,
+        {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"const": "none"}]},
+    ),
+]
+Workers = Annotated[
+    int,
+    Form("N|auto", _workers, {"anyOf": [{"type": "integer", "minimum": 0}, {"const": "auto"}]}),
+]
+Table = Annotated[
+    Mapping[str, Any],
+    Form(
+        "JSON|name=value",
+        json_table,
+        _several({"type": "object"}, {"type": "string", "pattern": r"^(\w+=|\s*\{)"}),
+        repeats=True,
+    ),
+]
+Headers = Annotated[
+    Mapping[str, str],
+    Form(
+        '"Name: value"',
+        _headers,
+        {"anyOf": [{"type": "object"}, _several({"type": "string", "pattern": ":"})]},
+        repeats=True,
+    ),
+]
+HeadersFromState = Annotated[
+    Mapping[str, str],
+    Form(
+        "NAME=key",
+        _headers_from_state,
+        {"anyOf": [{"type": "object"}, _several({"type": "string", "pattern": "=."})]},
+        repeats=True,
+    ),
+]
+RewardRange = Annotated[
+    Sequence[float],
+    Form("LOW,HIGH", _two_numbers("the lowest and the highest reward: 0,1"), _PAIR),
+]
+Price = Annotated[Sequence[float], Form("READ,SAMPLED", _two_numbers("the prices: 0.4,1.6"), _PAIR)]
 Ignored = Annotated[str, Form("TEXT", lambda value: value)]
-Names = Annotated[tuple[str, ...], Form("A,B", _names)]
-Formats = Annotated[tuple[ExportFormat, ...], Form("A,B", _formats)]
-NotNegative = Annotated[float, Meta(ge=0.0, le=FINITE, description="a number of at least 0")]
+Names = Annotated[tuple[str, ...], Form("A,B", _names, _listed(r"[^,\s][^,]*"))]
+Formats = Annotated[
+    tuple[ExportFormat, ...], Form("A,B", _formats, _listed(f"({'|'.join(EXPORT_FORMATS)})"))
+]
+NotNegative = Annotated[float, Range(ge=0.0, le=FINITE, noun="a number of at least 0")]
 Backend = Literal["process", "ray"]
 ProgressKind = Literal["auto", "bar", "plain", "json", "none"]
 
@@ -252,14 +314,16 @@ class EvalSettings:
     price: Price | None = flag(
         None, "US dollars per million tokens; known models of OpenAI and Anthropic have a price."
     )
-    header: Headers = flag({}, "Extra request header; may be repeated.")
+    header: Annotated[Headers, Also("headers")] = flag({}, "Extra request header; may be repeated.")
     header_from_state: HeadersFromState = flag(
         {}, "Request header with the value of a state key; may be repeated."
     )
-    env_args: Table = flag({}, "Arguments of the environment's loader.", "-a")
+    env_args: Annotated[Table, Also("args")] = flag(
+        {}, "Arguments of the environment's loader.", "-a"
+    )
     extra_env_kwargs: Table = flag({}, "Settings for env.set_kwargs.", "-x")
     env_dir_path: Text = flag(DEFAULT_ENV_DIR, "Folder of environments not installed.", "-p")
-    num_examples: Annotated[int, Meta(ge=1), MinusOne("all")] = flag(
+    num_examples: Annotated[int, Range(ge=1), MinusOne("all")] = flag(
         5, "Rows to run; -1 = all.", "-n"
     )
     keep_rows: Text | None = flag(
@@ -283,9 +347,9 @@ class EvalSettings:
     max_tokens: Count | None = flag(None, "Tokens per response.", "-t")
     temperature: NotNegative | None = flag(None, "Sampling temperature.", "-T")
     sampling_args: Table = flag({}, "Sampling arguments; over -t and -T.", "-S")
-    max_concurrent: Annotated[int, Meta(ge=1), MinusOne("as many as possible")] = flag(
-        32, "Rollouts in flight.", "-c --max-concurrent --max-concurrent-requests"
-    )
+    max_concurrent: Annotated[
+        int, Range(ge=1), MinusOne("as many as possible"), Also("max_concurrent_requests")
+    ] = flag(32, "Rollouts in flight.", "-c --max-concurrent --max-concurrent-requests")
     max_concurrent_generation: Count | None = flag(None, "Model calls in flight.")
     max_concurrent_scoring: Count | None = flag(None, "Reward calls in flight.")
     max_concurrent_tools: Count | None = flag(None, "Tool calls in flight.")
@@ -304,7 +368,7 @@ class EvalSettings:
     max_retries: Number = flag(0, "Retries of a rollout after a transient error.")
     timeout: Seconds | None = flag(3600.0, "Time limit of each rollout; none = unlimited.")
     abort_after: Number = flag(32, "Consecutive equal failures that end the run; 0 = never.")
-    max_error_rate: Annotated[float, Meta(ge=0.0, le=1.0)] = flag(
+    max_error_rate: Annotated[float, Range(ge=0.0, le=1.0)] = flag(
         0.1, "Share of failed rollouts above which the exit code is 3."
     )
     max_cost: NotNegative | None = flag(
@@ -381,22 +445,13 @@ class CommandSettings:
         False, "Check each environment with scripted models first; its errors stop the command."
     )
     dump_config: bool = flag(False, "Print the resolved settings as TOML and stop.")
+    schema: bool = flag(False, "Print the JSON schema of an eval file, for editors, and stop.")
     detect: NotNegative | None = flag(
         None, "Say how many rows and rollouts show a difference of X between two runs, and stop."
     )
     dry_run: bool = flag(False, "Show plan, first prompt and scoring; send no request.")
     verbose: bool = flag(False, "More messages; tracebacks of errors.", "-v")
     quiet: bool = flag(False, "Errors only, and the results.", "-q")
-
-
-ALIASES = {"args": "env_args", "headers": "header", "max_concurrent_requests": "max_concurrent"}
-"""Other spellings of settings as TOML keys."""
-
-
-@functools.cache
-def fields_of(owner: type) -> Fields:
-    """The settings of ``EvalSettings`` or of ``CommandSettings``."""
-    return Fields.of(owner, ALIASES if owner is EvalSettings else None)
 
 
 @functools.cache

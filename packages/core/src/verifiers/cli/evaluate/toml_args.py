@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiers.cli.common.reader import Assignment, Fields, TomlFile, listed_values
-from verifiers.cli.evaluate.options import ALIASES, MERGED, EvalSettings, fields_of, layered
+from verifiers.cli.evaluate.options import MERGED, EvalSettings, layered
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_json
 
@@ -76,7 +76,7 @@ class _Reader:
 
     file: TomlFile
     problems: list[str]
-    fields: Fields = field(default_factory=lambda: fields_of(EvalSettings))
+    fields: Fields = field(default_factory=lambda: Fields.of(EvalSettings))
 
     def settings(self, table: Mapping[str, Any], section: str, where: KeyPath) -> dict[str, Any]:
         """The table's settings by name, checked."""
@@ -129,7 +129,7 @@ class _Reader:
             return []
         axes, section, where = [], f"[ablation.sweep] of {section}", (*where, "sweep")
         for key, values in sweep.items():
-            name = ALIASES.get(key, key)
+            name = self.fields.aliases.get(key, key)
             if name not in self.fields.hints:
                 self.settings({key: values}, section, where)  # reports the unknown key
             elif name not in MERGED or not isinstance(values, dict):
@@ -211,7 +211,7 @@ def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
     for env_id, settings in entries:
         table: dict[str, Any] = {"env_id": env_id}
         comments = ""
-        for name in fields_of(EvalSettings).hints:
+        for name in Fields.of(EvalSettings).hints:
             value = getattr(settings, name)
             if name == "timeout" and value is None:
                 value = "none"
@@ -255,7 +255,9 @@ def environment_defaults(source: FoundEnvironment, problems: list[str]) -> dict[
             continue
         table = file.document.get("tool", {}).get("verifiers", {}).get("eval")
         if isinstance(table, dict):
-            fields = Fields({name: fields_of(EvalSettings).hints[name] for name in DEFAULTS})
+            fields = Fields.declared(
+                {name: Fields.of(EvalSettings).hints[name] for name in DEFAULTS}
+            )
             reader = _Reader(file, problems, fields)
             return reader.settings(table, "[tool.verifiers.eval]", ("tool", "verifiers", "eval"))
     return {}
