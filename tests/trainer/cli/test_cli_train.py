@@ -126,7 +126,7 @@ def test_every_value_out_of_range_is_named_at_once(run):
     Path("run.toml").write_text(FILE.replace("max_steps = 2", "max_steps = 2\ntemperature = 7.0"))
     said = refused(run("@", "run.toml", "--trainer.args.batch_size", "10"))
     for expected in (
-        "run.toml:13: temperature is 7.0",
+        "run.toml:13: temperature must be a number from 1e-06 to 2, not 7.0",
         "--trainer.args.batch_size: batch_size 10 is not divisible by rollouts_per_example",
     ):
         assert expected in said
@@ -138,7 +138,7 @@ MISTAKES = {
     ),
     'max_tokens = "many"': "run.toml:16: max_tokens ",
     "temperature = -1": "run.toml:16: temperature must be a number from 1e-06 to 2, not -1",
-    "num_iterations = 0": "run.toml:16: num_iterations is 0; it must be",
+    "num_iterations = 0": "run.toml:16: num_iterations must be a whole number",
     "updates_per_batch = 99": "run.toml:16: updates_per_batch 99 divides a batch of",
     "label_smoothing_factor = 0.1": (
         "run.toml:16: label_smoothing_factor is 0.1, which this trainer does not support"

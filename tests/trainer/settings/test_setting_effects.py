@@ -560,7 +560,7 @@ def test_a_rollout_that_takes_too_long_is_a_failure_of_its_own(tmp_path):
         ({"max_completion_len": 4096}, "max_completion_len 4096 leaves no room"),
         (
             {"prompt_overflow": "cut"},
-            "prompt_overflow must be one of skip, truncate_left, not 'cut'",
+            "prompt_overflow is 'cut'; it must be one of skip, truncate_left",
         ),
         ({"stale_policy": "dropp"}, "stale_policy is 'dropp', did you mean \"drop\""),
         ({"master_weights": "bf16"}, "master_weights is 'bf16'"),

@@ -230,9 +230,9 @@ def _nouns(hint: object) -> Iterator[str]:
     origin, members = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         marks = [mark for mark in members[1:] if isinstance(mark, Range | MinusOne)]
-        named = [mark.noun for mark in marks if isinstance(mark, Range) and mark.noun]
-        bounds = "" if named else "".join(map(str, marks))
-        yield from (noun + bounds for noun in named or _nouns(members[0]))
+        nouns = [mark.noun for mark in marks if isinstance(mark, Range) and mark.noun]
+        bounds = "" if nouns else "".join(map(str, marks))
+        yield from (noun + bounds for noun in nouns or _nouns(members[0]))
     elif origin in (typing.Union, types.UnionType):
         for member in members:
             yield from _nouns(member)

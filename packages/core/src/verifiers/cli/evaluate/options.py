@@ -219,9 +219,9 @@ _PAIR = {
 }
 
 
-def _several(*one: dict[str, Any]) -> dict[str, Any]:
+def _several(*forms: dict[str, Any]) -> dict[str, Any]:
     """The JSON schema of a value that may be listed."""
-    return {"anyOf": [*one, {"type": "array", "items": {"anyOf": list(one)}}]}
+    return {"anyOf": [*forms, {"type": "array", "items": {"anyOf": list(forms)}}]}
 
 
 def _listed(name: str) -> dict[str, Any]:
