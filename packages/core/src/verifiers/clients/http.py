@@ -11,13 +11,14 @@ This module neither normalizes messages nor selects the model.
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import os
 import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Unpack
 
 import aiohttp
@@ -97,6 +98,26 @@ class Pool:
         self.limiter = limiter
         self.endpoint = endpoint
         self.standing = Standing()
+
+
+Answer = tuple[int, bytes, tuple[str | None, str | None]]
+"""(status, body, headers retry-after-ms and Retry-After) of an exchange."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A completion on its way: what is sent, and what its attempts have found."""
+
+    request: ModelRequest
+    url: URL
+    headers: Mapping[str, str] | None
+    without: frozenset[str]
+    """Parts of the request that are left out, because the endpoint refused them."""
+    body: bytes
+    num_tokens: int = 0
+    """What the last exchange counts for its pace."""
+    keep: Callable[[bytes], Awaitable[None]] | None = None
+    """Puts the answer into the cache."""
 
 
 class HttpClient(Identified, ABC):
@@ -186,56 +207,83 @@ class HttpClient(Identified, ABC):
         self._key()
         self._headers()
 
+    # --- one completion: each sender adds one concern to the one below it -------------------------
+
     async def complete(self, request: ModelRequest) -> Response:
-        """Return one completion, with retries. Raises as `Client.complete`."""
-        without = self._without[request.model]
-        url = self._url("completions") if request.message_type == "completion" else self._post_url
-        headers, body = request_headers(request), self._body(request, without)
-        cache, content, key = None if request.sample is None else current_cache(), b"", ""
+        """Return one completion, from the current cache if it is there. Raises as
+        `Client.complete`."""
+        call = self._call(request)
+        cache = None if request.sample is None else current_cache()
         if cache is not None:
             content = to_body(request, "max_tokens")  # under one name of the token limit
             key = cache_key(self.base_url, self.identity(), request, content)
             stored = await cache.get(key, lambda body: self._response(body, request, self.base_url))
             if stored is not None:
                 return stored
+            call.keep = functools.partial(cache.put, key, content)
+        return await self._retried(call)
 
-        async def send() -> Response:
-            nonlocal body, without
-            pool, pace, num_tokens = self._pools.here(), self._pace(), 0
-            try:
-                while True:
-                    if pace is not None:
-                        num_tokens = await pace.wait(request)
-                    status, answer, retry_after = await self._exchange(
-                        pool, "POST", url, body, headers
-                    )
-                    if status == 200:
-                        break
-                    part = self._refused_part(status, answer, request, without)
-                    if part is None or part in without:
-                        raise failure(status, answer, pool.endpoint, request.model, retry_after)
-                    without |= {part}
-                    body = self._body(request, without)
-                self._without[request.model] |= without
-                try:
-                    response = self._response(answer, request, pool.endpoint.url)
-                except MalformedResponse as error:
-                    refused = without_reply(error, answer, pool.endpoint, request.model)
-                    raise refused from error.__cause__  # its own text holds the body as it came
-            except StreamedError as error:
-                raise failure(
-                    error.status, str(error).encode(), pool.endpoint, request.model
-                ) from None
-            self._without[request.model] |= reasoning_name(response)
-            if pace is not None:
-                pace.settle(num_tokens, response)
-            if cache is not None:
-                await cache.put(key, content, answer)
-            return response
+    async def _retried(self, call: Call) -> Response:
+        """Make attempts within the current budget until one succeeds; what every request would
+        meet is told from what this one meets."""
+        attempt, pool = metered(self, call.request, lambda: self._attempt(call)), self._pools.here()
+        attempts = call_with_retries(attempt, self.retry, pool.limiter, call.request.timeout_s)
+        return await pool.standing.call(call.request.model, attempts)
 
-        attempt, pool = metered(self, request, send), self._pools.here()
-        call = call_with_retries(attempt, self.retry, pool.limiter, request.timeout_s)
-        return await pool.standing.call(request.model, call)
+    async def _attempt(self, call: Call) -> Response:
+        """Make one attempt and read its answer, whose tokens count for the pace, and which goes
+        into the cache."""
+        pool, request = self._pools.here(), call.request
+        try:
+            answer = await self._negotiated(call, pool)
+            response = self._read_answer(answer, request, pool.endpoint)
+        except StreamedError as error:
+            raise failure(error.status, str(error).encode(), pool.endpoint, request.model) from None
+        self._without[request.model] |= reasoning_name(response)
+        if (pace := self._pace()) is not None:
+            pace.settle(call.num_tokens, response)
+        if call.keep is not None:
+            await call.keep(answer)
+        return response
+
+    async def _negotiated(self, call: Call, pool: Pool) -> bytes:
+        """Post the request, again without each part that the endpoint refuses by name. Raises the
+        `failure` of any other refusal."""
+        while True:
+            status, answer, retry_after = await self._paced(call, pool)
+            if status == 200:
+                self._without[call.request.model] |= call.without
+                return answer
+            part = self._refused_part(status, answer, call.request, call.without)
+            if part is None or part in call.without:
+                raise failure(status, answer, pool.endpoint, call.request.model, retry_after)
+            call.without |= {part}
+            call.body = self._body(call.request, call.without)
+
+    async def _paced(self, call: Call, pool: Pool) -> Answer:
+        """Post the request once, when the rates of the endpoint allow it."""
+        if (pace := self._pace()) is not None:
+            call.num_tokens = await pace.wait(call.request)
+        return await self._exchange(pool, "POST", call.url, call.body, call.headers)
+
+    def _call(self, request: ModelRequest) -> Call:
+        without = self._without[request.model]
+        is_text = request.message_type == "completion"
+        return Call(
+            request,
+            self._url("completions") if is_text else self._post_url,
+            request_headers(request),
+            without,
+            self._body(request, without),
+        )
+
+    def _read_answer(self, answer: bytes, request: ModelRequest, endpoint: Endpoint) -> Response:
+        """The answer read; one without a reply says why, without the body as it came."""
+        try:
+            return self._response(answer, request, endpoint.url)
+        except MalformedResponse as error:
+            refused = without_reply(error, answer, endpoint, request.model)
+            raise refused from error.__cause__  # its own text holds the body as it came
 
     @abstractmethod
     def _body(self, request: ModelRequest, without: frozenset[str]) -> bytes:
@@ -326,8 +374,8 @@ class HttpClient(Identified, ABC):
         url: URL,
         body: bytes | None,
         headers: Mapping[str, str] | None,
-    ) -> tuple[int, bytes, tuple[str | None, str | None]]:
-        """Return (status, body, headers retry-after-ms and Retry-After) of a HTTP exchange."""
+    ) -> Answer:
+        """Return the answer of a HTTP exchange."""
         data: Any = body if body is None or len(body) < 2**20 else io.BytesIO(body)
         try:
             with Deadline(self.config.timeout):
