@@ -13,7 +13,7 @@ import pytest
 import verifiers as vf
 import verifiers_trainer
 from verifiers.clients.protocol import ClientConfig, ClientOptions
-from verifiers.environments.base import EnvironmentOptions
+from verifiers.environments.settings import EnvironmentOptions
 from verifiers.rubrics.rubric import RubricOptions
 from verifiers.runs.options import (
     COUNTS,

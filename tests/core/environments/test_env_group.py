@@ -1,6 +1,7 @@
 """``EnvGroup``: concatenated data, and every row played and scored by the environment
 it came from."""
 
+import copy
 import logging
 import math
 
@@ -376,6 +377,69 @@ def test_setters_and_settings_reach_every_member():
             4,
             True,
         )
+
+
+SETTERS = [name for name in dir(SingleTurnEnv) if name.startswith("set_")]
+
+
+@pytest.mark.parametrize("name", [*SETTERS, "set_difficulty"])
+def test_every_setter_reaches_every_member_or_says_in_one_sentence_why_not(name):
+    """Also one that the group does not know; ``set_keep_rows`` is of the rows of the group."""
+    calls = []
+
+    class Member(SingleTurnEnv):
+        def set_difficulty(self, difficulty):
+            self.difficulty = difficulty
+
+    def spy(self, *args, **kwargs):
+        calls.append((self, args, kwargs))
+
+    setattr(Member, name, spy)
+    members = [Member(dataset=[{"question": "q", "answer": "a"}]) for _ in range(3)]
+    group = EnvGroup([members[0], EnvGroup(members[1:])])
+    calls.clear()
+    if name == "set_kwargs":
+        group.set_kwargs(difficulty=3)
+        assert calls == [(member, (), {"difficulty": 3}) for member in members]
+    elif name.startswith("set_keep"):
+        with pytest.raises(ConfigError, match=f"{name.removeprefix('set_')}.*no_such_file"):
+            getattr(group, name)("no_such_file.json")
+    else:
+        getattr(group, name)(3)
+        assert calls == [(member, (3,), {}) for member in members]
+        group.set_kwargs(**{name.removeprefix("set_"): 4})
+        assert calls[3:] == [(member, (4,), {}) for member in members]
+
+
+def test_a_setter_that_one_member_lacks_sets_none():
+    class Graded(SingleTurnEnv):
+        level = 0
+
+        def set_level(self, level):
+            self.level = level
+
+    graded = Graded(dataset=[{"question": "q", "answer": "a"}])
+    group = EnvGroup([graded, EnvGroup([single(1), single(1)])], env_names=["graded", "plain"])
+    with pytest.raises(
+        AttributeError, match=r"set_level is not a method of every member.*plain has"
+    ):
+        group.set_level(2)
+    assert graded.level == 0
+    assert not hasattr(group, "set_level")
+    with pytest.raises(AttributeError, match="'EnvGroup' object has no attribute 'set_speed'"):
+        group.set_speed(1)
+    group.set_kwargs(level=2)  # of each member, with its setter or without one
+    assert [graded.level, group.level, group.envs[1].envs[0].level] == [2, 2, 2]
+    assert not hasattr(copy.copy(group), "set_speed")  # asked before it has members, too
+
+
+def test_threads_of_the_group_are_those_of_its_members():
+    group = EnvGroup([single(1), single(1)])
+    group.set_max_workers(2)
+    assert [env.max_workers for env in (group, *group.envs)] == [2, 2, 2]
+    with pytest.raises(ConfigError, match="max_workers is 0"):
+        group.set_max_workers(0)
+    assert [env.max_workers for env in (group, *group.envs)] == [2, 2, 2]
 
 
 def test_closing_the_group_closes_every_member():

@@ -46,6 +46,33 @@ def test_what_cannot_be_meant_is_refused(parameters, told):
         vf.SingleTurnEnv(dataset=sums(1), **parameters)
 
 
+@pytest.mark.parametrize("how", ["patch", "override"])
+def test_what_the_parts_of_an_environment_define_is_replaced_as_its_own(how, monkeypatch):
+    """A patch of ``Environment``, or an override with ``super()``, of a model call, a step, usage,
+    rows, teardown."""
+    calls = []
+
+    def traced(name, native):
+        def call(env, *args, **kwargs):
+            calls.append(name)
+            return native(env, *args, **kwargs)
+
+        return call
+
+    names = (
+        "init_state get_model_response add_model_response add_trajectory_step as_prompt client_of"
+        " continued_step increment_state_usage get_dataset set_max_seq_len aclose run_rollout"
+    ).split()
+    owner = vf.Environment if how == "patch" else type("Traced", (vf.SingleTurnEnv,), {})
+    for name in names:
+        monkeypatch.setattr(owner, name, traced(name, getattr(owner, name)), raising=False)
+    env = (vf.SingleTurnEnv if how == "patch" else owner)(dataset=sums(1))
+    env.set_kwargs(max_seq_len=50)
+    asyncio.run(env.run_rollout(env.get_dataset()[0], ScriptedClient("1"), "m"))
+    env.close()
+    assert set(calls) == set(names)
+
+
 def test_other_keywords_become_attributes():
     env = vf.SingleTurnEnv(
         dataset=sums(1), difficulty="hard", rollouts_per_example=4, max_concurrent=8

@@ -88,6 +88,7 @@ ENVIRONMENT_METHODS = {
         "verifiers.legacy.running:increment_state_usage_from_response"
     ),
     "mark_timed_out": "verifiers.legacy.running:mark_timed_out",
+    "process_env_results_vllm": "process_env_results",
     "run_rollouts": "verifiers.legacy.running:run_rollouts",
     **{
         name: f"verifiers.legacy.tokens:{name}"
@@ -248,6 +249,20 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
     "errors": {
         "Error": "verifiers.errors:RolloutError",
         "InvalidModelResponseError": "verifiers.errors:MalformedResponse",
+    },
+    "environments.base": {
+        name: f"verifiers.environments.settings:{name}"
+        for name in "DataOptions EnvironmentOptions RowOptions".split()
+    },
+    "rubrics.scoring": {
+        **{
+            name: f"verifiers.rubrics.values:{name}"
+            for name in ("NOT_APPLICABLE NotApplicable Value scoring_error value_or_error".split())
+        },
+        **{name: f"verifiers.rubrics.running:{name}" for name in ("call", "each")},
+        **{
+            name: f"verifiers.rubrics.outcomes:{name}" for name in ("RolloutScore", "RolloutScores")
+        },
     },
     "runtime.calls": {
         name: f"verifiers.rollouts.author_code:{name}" for name in ("maybe_await", "is_awaitable")

@@ -163,3 +163,12 @@ def is_cacheable(client: object) -> bool:
     if members is not None:
         return all(is_cacheable(member) for member, _ in members)
     return bool(getattr(client, "is_cacheable", False))
+
+
+def check_cacheable(client: object) -> None:
+    """*Raises* ConfigError for a client whose replies are not cached."""
+    if not is_cacheable(client):
+        raise ConfigError(
+            f"cache_dir cannot hold the replies of {type(client).__name__}: only those of"
+            " a server over HTTP, reached by OpenAI() or a ClientConfig, are cached"
+        )

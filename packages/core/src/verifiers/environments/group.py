@@ -19,8 +19,9 @@ from typing import Annotated, Any, Concatenate, ParamSpec, Unpack
 from verifiers.clients.protocol import ClientLike
 from verifiers.data.examples import Example, Table
 from verifiers.data.row_format import copy_row, format_row
-from verifiers.environments.base import Environment, RunDefaults
+from verifiers.environments.base import Environment
 from verifiers.environments.group_rubric import EnvGroupRubric
+from verifiers.environments.settings import RunDefaults
 from verifiers.errors import ConfigError, EnvironmentFault
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
@@ -30,6 +31,8 @@ from verifiers.runtime.suggest import closest
 from verifiers.storage.identity import Free
 
 P = ParamSpec("P")
+OF_THE_GROUP = ("set_kwargs", "set_keep_rows", "set_keep_eval_rows")
+"""Setters that do not go to the members as they are: the rows are those of the group."""
 OF_THE_MEMBERS = (
     "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args"
     " max_seq_len timeout_seconds oracle"
@@ -49,7 +52,7 @@ class GroupOptions(RunDefaults, total=False):
 def _forwarded(
     setter: Callable[Concatenate[Environment, P], None],
 ) -> Callable[Concatenate[EnvGroup, P], None]:
-    """The setter of a group: it sets the group, then each member."""
+    """The setter of a group for one of ``Environment``: it sets the group, then each member."""
 
     @functools.wraps(setter)
     def call(group: EnvGroup, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -59,6 +62,15 @@ def _forwarded(
     return call
 
 
+def _forwards(group: type[EnvGroup]) -> type[EnvGroup]:
+    """Every setter of ``Environment``, also one that is added to it, reaches the members."""
+    for name in dir(Environment):
+        if name.startswith("set_") and name not in OF_THE_GROUP:
+            setattr(group, name, _forwarded(getattr(Environment, name)))
+    return group
+
+
+@_forwards
 class EnvGroup(Environment):
     """Several environments as one dataset and one environment.
 
@@ -206,14 +218,24 @@ class EnvGroup(Environment):
         """Change settings of the group and of every member; see ``Environment.set_kwargs``."""
         super().set_kwargs(**settings)
         for name in settings:
-            if not hasattr(self, f"set_{name}"):  # a setter has forwarded it to the members
+            if self._setter(name) is None:  # a setter has forwarded it to the members
                 self._each("set_kwargs", **{name: settings[name]})
 
-    set_max_seq_len = _forwarded(Environment.set_max_seq_len)
-    set_interleaved_rollouts = _forwarded(Environment.set_interleaved_rollouts)
-    set_score_rollouts = _forwarded(Environment.set_score_rollouts)
-    set_concurrency = _forwarded(Environment.set_concurrency)
-    set_max_total_completion_tokens = _forwarded(Environment.set_max_total_completion_tokens)
+    def _setter(self, name: str) -> Callable[[object], None] | None:
+        return super()._setter(name) if hasattr(type(self), f"set_{name}") else None
+
+    def __getattr__(self, name: str) -> Any:
+        """A setter that all members have, and the group does not: it sets each of them."""
+        members = vars(self).get("env_map", {}) if name.startswith("set_") else {}
+        if not any(hasattr(member, name) for member in members.values()):
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(text, name=name, obj=self)
+        if lacking := [of for of, member in members.items() if not hasattr(member, name)]:
+            raise AttributeError(
+                f"{name} is not a method of every member of the group: {', '.join(lacking)} has"
+                " none; call it on those that have one (group.get_env_for_name(…))"
+            )
+        return functools.partial(self._each, name)
 
     def add_rubric(self, rubric: Rubric) -> None:
         """Add ``rubric`` to every member."""

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from verifiers.data.messages import normalize_messages
-from verifiers.environments.base import Environment, EnvironmentOptions
+from verifiers.environments.base import Environment
+from verifiers.environments.settings import EnvironmentOptions
 from verifiers.rollouts.author_code import Hook, calls_env_response, defaults, maybe_await, stop
 from verifiers.rollouts.loop import is_completed
 from verifiers.rollouts.state import State

@@ -28,6 +28,11 @@ def adapt_environments(module: Any) -> None:
     base = module.Environment
     add_methods(base, compat.ENVIRONMENT_METHODS)
     add_properties(base, compat.ENVIRONMENT_PROPERTIES)
+    base.oai_tools = property(
+        lambda env: env.tool_defs,
+        lambda env, tools: setattr(env, "tool_defs", list(tools)),
+        doc="Older name of ``tool_defs``.",
+    )
     base.rollout = older_rollout(base.rollout)
     base.run_rollout, base.run_group = older_run(base.run_rollout), older_run(base.run_group)
 

@@ -27,7 +27,9 @@ from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
 from verifiers.rollouts.loop import conclude, current_run, generate
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.scoring import call, leave_unscored, measure, scoring_error
+from verifiers.rubrics.running import call
+from verifiers.rubrics.scoring import leave_unscored, measure
+from verifiers.rubrics.values import scoring_error
 from verifiers.runtime.redaction import remember_secrets
 from verifiers.storage.identity import EnvironmentParts
 from verifiers.types import StopReason
@@ -58,6 +60,11 @@ class RunEnvironment(RolloutEnvironment, EnvironmentParts, Protocol):
     """How another process loads it; None when it was constructed directly."""
     changes: dict[str, Any]
     """Settings changed since it was loaded."""
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether something gives a reward."""
+        ...
 
     def check_definition(self, sample: Sequence[Example]) -> None:
         """Check, before the first rollout, that nothing is missing that these examples need.
@@ -266,6 +273,7 @@ async def _generate_own_loop(
 async def score(env: RunEnvironment, state: State, context: RunContext) -> None:
     """Compute individual scores and monitor metrics of a finished rollout; unknown when scoring is
     off."""
+    # 1. the rubric's functions of one rollout
     if context.score:
         state.waiting_for = SCORING
         try:
@@ -278,9 +286,11 @@ async def score(env: RunEnvironment, state: State, context: RunContext) -> None:
         state.waiting_for = None
     else:
         leave_unscored([state])
+    # 2. what the environment that ran it measures
     ran = env.for_row(state)
     state.record.is_unparsed = await _is_unparsed(ran, state.record.completion)
     await measure(ran.monitor_rubric.functions, state, ran.logger)
+    # 3. the times, which the score is part of
     timing = state.record.timing
     timing["total_ms"] = timing["generation_ms"] + timing["scoring_ms"]
     timing["overhead_ms"] = (

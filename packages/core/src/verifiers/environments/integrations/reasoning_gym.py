@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
-from verifiers.environments.base import RowOptions
 from verifiers.environments.integrations import extras
+from verifiers.environments.settings import RowOptions
 from verifiers.environments.single_turn import SingleTurnEnv
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.parsers import Parser, XMLParser

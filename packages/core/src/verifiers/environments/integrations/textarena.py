@@ -22,10 +22,10 @@ from typing import Annotated, Any, Unpack
 
 import numpy as np
 
-from verifiers.environments.base import DataOptions
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.episodes import add_rows, opened, seed_of
 from verifiers.environments.multi_turn import MultiTurnEnv
+from verifiers.environments.settings import DataOptions
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser, XMLParser
 from verifiers.parsers.parser import identity

@@ -1,0 +1,143 @@
+"""``Settings``: the part of an environment that changes its parameters after construction, and the
+types of the parameters for the constructors of subclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from verifiers import compat
+from verifiers.data.sources import DatasetLike
+from verifiers.errors import ConfigError
+from verifiers.parsers import Parser
+from verifiers.rubrics import Rubric
+from verifiers.runtime.suggest import close_match
+
+Oracle = Callable[[Mapping[str, Any]], Any]
+"""``oracle(row)``: replies that solve the row, as ``testing.ScriptedClient`` takes them."""
+
+
+class RunDefaults(TypedDict, total=False):
+    """Parameters of every environment that are defaults of its runs."""
+
+    rollouts_per_example: int | None
+    max_concurrent: int | None
+    max_workers: int | None
+
+
+class RowOptions(RunDefaults, total=False):
+    """Parameters of ``Environment`` that say how its rows are read and run; see
+    ``EnvironmentOptions``."""
+
+    few_shot: Sequence[Mapping[str, Any]] | None
+    sampling_args: Mapping[str, Any] | None
+    message_type: str
+    tool_defs: Sequence[Mapping[str, Any]] | None
+    env_id: str | None
+    env_args: Mapping[str, Any] | None
+    map_kwargs: Mapping[str, Any] | None
+    max_seq_len: int | None
+    interleaved_rollouts: bool
+    score_rollouts: bool
+    pass_threshold: float | None
+    oracle: Oracle | None
+    question_key: str
+    answer_key: str
+
+
+class DataOptions(RowOptions, total=False):
+    """Parameters of ``Environment`` that say what its rows are, and how they are read and run."""
+
+    dataset: DatasetLike | None
+    eval_dataset: DatasetLike | None
+
+
+class EnvironmentOptions(DataOptions, total=False):
+    """The parameters of ``Environment`` but ``timeout_seconds``, for the constructors of its
+    subclasses."""
+
+    system_prompt: str | None
+    parser: Parser | None
+    rubric: Rubric | None
+
+
+OPTIONAL_ATTRIBUTES = tuple(RunDefaults.__annotations__)
+
+
+class Settings:
+    """A base class of ``Environment``: ``set_kwargs`` and the setters that it calls."""
+
+    changes: dict[str, Any]
+    max_seq_len: int | None
+    max_concurrent: int
+    max_workers: int | None
+    max_total_completion_tokens: int
+    interleaved_rollouts: bool
+    score_rollouts: bool
+
+    def _renamed(self, keywords: RunDefaults, tool_defs: object) -> dict[str, Any]:
+        """The keywords beside the parameters, under their present names."""
+        further: dict[str, Any] = {**keywords}
+        if tool_defs is not None:
+            further["tool_defs"] = tool_defs
+        return compat.rename(further, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
+
+    def set_kwargs(self, **settings: object) -> None:
+        """Change settings: ``set_<name>(value)`` when there is such a method, else an attribute of
+        that name."""
+        self.changes.update(settings)
+        for name, value in settings.items():
+            if (setter := self._setter(name)) is not None:
+                setter(value)
+                continue
+            if name not in self.__dict__ and name not in OPTIONAL_ATTRIBUTES:
+                cls: Any = type(self)
+                parameters = compat.parameters_of(cls)
+                if name not in parameters and (match := close_match(name, parameters)):
+                    raise ConfigError(
+                        f"{type(self).__name__} has no parameter {name!r}; did you mean {match!r}?",
+                        key=name,
+                    )
+                if callable(getattr(type(self), name, None)) or isinstance(
+                    getattr(type(self), name, None), property
+                ):
+                    raise ConfigError(
+                        f"{name!r} is a method of {type(self).__name__}; use another name", key=name
+                    )
+            setattr(self, name, value)
+
+    def _setter(self, name: str) -> Callable[[object], None] | None:
+        return getattr(self, f"set_{name}", None)
+
+    def _changed_names(self) -> Iterable[str]:
+        return [name for name in self.changes if name in vars(self)]
+
+    def set_max_seq_len(self, max_seq_len: int | None) -> None:
+        """Bound the tokens of a conversation."""
+        self.max_seq_len = max_seq_len
+
+    def set_interleaved_rollouts(self, interleaved_rollouts: bool) -> None:
+        """Has no effect, accepted for older callers: recorded token ids are always those of the
+        server."""
+        self.interleaved_rollouts = interleaved_rollouts
+
+    def set_score_rollouts(self, score_rollouts: bool) -> None:
+        """Turn scoring on or off; without scoring, rewards stay unknown."""
+        self.score_rollouts = score_rollouts
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """Set the default of ``max_concurrent`` for runs."""
+        self.max_concurrent = concurrency
+
+    def set_max_workers(self, max_workers: int | None) -> None:
+        """Bound the threads that run synchronous rewards and tools; None = 32. *Raises* ConfigError
+        below 1."""
+        if max_workers is not None and (not isinstance(max_workers, int) or max_workers < 1):
+            raise ConfigError(
+                f"max_workers is {max_workers!r}; it must be at least 1, or None", key="max_workers"
+            )
+        self.max_workers = max_workers
+
+    def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
+        """Bound the completion tokens of a rollout, over all its turns; -1 = no bound."""
+        self.max_total_completion_tokens = max_total_completion_tokens
