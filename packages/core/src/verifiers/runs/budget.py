@@ -57,23 +57,25 @@ async def open_budget(
     directory: RunDirectory | None,
     saved: Callable[[], Measurements],
     stack: ExitStack,
-) -> Budget:
-    """The budget of a run, with what its earlier sessions spent; without limits it continues their
-    ledger.
+) -> Budget | None:
+    """The budget of a run until ``stack`` is closed, with what its earlier sessions spent; without
+    limits it continues their ledger, and None where there is none.
 
     ``saved``: the rollouts of earlier sessions, whose tokens open the ledger of a run that had
     none. *Raises* ConfigError when their cost is unknown.
     """
     file = None if directory is None else directory.path / SPENDING_NAME
+    is_new = file is not None and not file.exists()
+    if not options.limits_spending and (file is None or is_new):
+        return None
     budget = Budget(options.max_cost_usd, options.max_total_tokens, prices=options.prices)
-    if file is None:
-        return budget
-    is_new = not file.exists()
-    entries: list[dict[str, Any]] = []
-    budget.record_in(stack.enter_context(Journal.open(file, entries.append)))
-    budget.read(entries)
-    if is_new and (before := _spent_before(options, client, saved())) is not None:
-        await budget.open_with(before)
+    if file is not None:
+        entries: list[dict[str, Any]] = []
+        budget.record_in(stack.enter_context(Journal.open(file, entries.append)))
+        budget.read(entries)
+        if is_new and (before := _spent_before(options, client, saved())) is not None:
+            await budget.open_with(before)
+    stack.enter_context(budget.current())
     return budget
 
 

@@ -9,16 +9,17 @@ are finished and saved.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from verifiers.errors import ConfigError
+from verifiers.errors import ConfigError, RunError
 from verifiers.results.comparison import Measured, incomparable_because
 from verifiers.results.loading import load_results
 from verifiers.results.outputs import measured
 from verifiers.results.rows import RolloutOutput
 from verifiers.results.sequential import NUM_POINTS, ConfidenceSequence
 from verifiers.results.statistics import mean
+from verifiers.runs.options import RunOptions
 from verifiers.runs.plan import Job, Plan
 from verifiers.storage.directory import read_config
 
@@ -136,6 +137,14 @@ class StoppingRule:
             *self._sequence.interval(), self._sequence.num_values, self.against, self.is_decided
         )
 
+    def conclude(self, rows: Mapping[int, RolloutOutput]) -> Decision:
+        """The interval at the end of the run. *Raises* RunError when its rewards are outside their
+        range."""
+        self.update(rows)
+        if self.problem is not None:
+            raise RunError(self.problem)
+        return self.so_far()
+
     def until_decided(
         self, jobs: Iterable[Job], rows: Mapping[int, RolloutOutput]
     ) -> Iterator[Job]:
@@ -152,6 +161,26 @@ class StoppingRule:
                 last_hash = job.example.hash
             if self._is_read(job.example.hash):
                 yield job
+
+
+def rule_of(
+    options: RunOptions, plan: Plan, is_scored: bool, run: Callable[[], Measured]
+) -> StoppingRule | None:
+    """The rule of a run by its options; None when it runs its whole plan. *Raises* ConfigError."""
+    if options.until_half_width is None and options.until_decided is None:
+        return None
+    if not is_scored:
+        raise ConfigError(
+            "score_rollouts=False leaves every reward unknown, so that none can stop the run"
+        )
+    low, high = options.reward_range
+    return StoppingRule(
+        plan,
+        (low, high),
+        half_width=options.until_half_width,
+        against=None if options.until_decided is None else str(options.until_decided),
+        run=run(),
+    )
 
 
 def _rewards_of(path: str, plan: Plan, run: Measured | None) -> dict[Hashable, Sequence[float]]:
