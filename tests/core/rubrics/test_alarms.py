@@ -107,7 +107,7 @@ def test_the_main_thread_keeps_the_alarms_of_the_system():
 
 def test_without_the_replacement_the_reward_is_unknown(monkeypatch):
     """Negative control."""
-    monkeypatch.setattr("verifiers.rubrics.scoring.replace_alarms", lambda error, name: False)
+    monkeypatch.setattr("verifiers.rubrics.running.replace_alarms", lambda error, name: False)
     assert rewards_of(by_alarm)["by_alarm"] != 1.0
 
 

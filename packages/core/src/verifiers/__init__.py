@@ -46,7 +46,8 @@ _MODULES: dict[str, str] = {
     "rollouts.values": "Timing",
     "rollouts.error_info": "ErrorInfo",
     "results.rows": "RolloutOutput",
-    "rubrics.scoring": "NOT_APPLICABLE RolloutScore RolloutScores",
+    "rubrics.outcomes": "RolloutScore RolloutScores",
+    "rubrics.values": "NOT_APPLICABLE",
     "results": (
         "GenerateOutputs GenerateMetadata make_dataset load_results print_prompt_completions_sample"
         " ProcessedOutputs export_trajectories"

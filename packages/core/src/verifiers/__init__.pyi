@@ -117,7 +117,8 @@ from verifiers.rollouts.state import State
 from verifiers.rollouts.steps import TrajectoryStep, TrajectoryStepTokens
 from verifiers.rollouts.values import Timing
 from verifiers.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, ToolRubric
-from verifiers.rubrics.scoring import NOT_APPLICABLE, RolloutScore, RolloutScores
+from verifiers.rubrics.outcomes import RolloutScore, RolloutScores
+from verifiers.rubrics.values import NOT_APPLICABLE
 from verifiers.runtime.logs import log_level, quiet_verifiers, setup_logging
 from verifiers.types import (
     AssistantMessage,

@@ -60,20 +60,20 @@ WITH_TOKENS = {"logprobs": True, "return_tokens_as_token_ids": True}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportSample:
-    """A token sample for a peer, split before the first sampled token.
+    """A token sample for a peer, split before the first sampled token: P ids of the prompt, then T.
 
     Example: ``ExportSample([1, 15], [7, 2, 9, 8], [1, 1, 0, 1], [-.1, -.7, 0, -.2], [4, 4, -2, 5],
     1.0, True)``
     """
 
-    prompt_ids: list[int]
-    response_ids: list[int]
-    response_mask: list[int]
+    prompt_ids: list[int]  # [P]
+    response_ids: list[int]  # [T]
+    response_mask: list[int]  # [T]
     """1 = sampled by the policy, 0 = written by the environment."""
-    logprobs: list[float]
+    logprobs: list[float]  # [T], nats
     """Log-probabilities under the processed distribution that was sampled; 0.0 if
     the mask is 0."""
-    versions: list[int]
+    versions: list[int]  # [T], the policy version; below 0 if nothing was sampled
     temperature: float
     is_last: bool
     """Whether the conversation ends in this sample; a rollout that forked has earlier samples."""

@@ -26,7 +26,7 @@ from verifiers.rollouts.author_code import maybe_await
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.arguments import function_name
-from verifiers.rubrics.scoring import NOT_APPLICABLE
+from verifiers.rubrics.values import NOT_APPLICABLE
 from verifiers_trainer.algorithm.batch import TrainBatch
 from verifiers_trainer.run.step import number_of
 from verifiers_trainer.settings import compat

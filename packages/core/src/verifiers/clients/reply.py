@@ -146,8 +146,8 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
     error: Any = None
     logprobs: Logprobs | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None  # [C]
+    prompt_token_ids: list[int] | None = None  # [P]
     weight_versions: Any = None
     weight_version: Any = None
 
@@ -162,7 +162,7 @@ class Completion(msgspec.Struct):
     created: Any = None
     usage: dict[str, Any] | None = None
     error: Any = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None  # [P]
     weight_versions: Any = None
     weight_version: Any = None
 

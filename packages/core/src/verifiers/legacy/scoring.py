@@ -28,8 +28,11 @@ from verifiers.rollouts.author_code import maybe_await
 from verifiers.rollouts.state import State
 from verifiers.rollouts.values import number
 from verifiers.rubrics.arguments import SINGULAR, rollout_value
-from verifiers.rubrics.rubric import Handler, Rubric
-from verifiers.rubrics.scoring import RolloutScore, RolloutScores, each, leave_unscored
+from verifiers.rubrics.declarations import Handler
+from verifiers.rubrics.outcomes import RolloutScore, RolloutScores
+from verifiers.rubrics.rubric import Rubric
+from verifiers.rubrics.running import each
+from verifiers.rubrics.scoring import leave_unscored
 from verifiers.runtime.calls import blocking, dual
 from verifiers.storage.identity import Free
 

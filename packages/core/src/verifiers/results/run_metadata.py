@@ -86,8 +86,7 @@ fingerprint env_args date avg_reward num_rollouts`` of the run whose rollouts we
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What the statistics need of the rollouts, as columns with one item for each; unknown numbers
-    are NaN."""
+    """What the statistics need of N rollouts, as columns [N]; unknown numbers are NaN."""
 
     rewards: Sequence[float]
     examples: Sequence[Any] | np.ndarray

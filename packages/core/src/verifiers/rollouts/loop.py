@@ -73,12 +73,15 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
     state.record.timing["start_time"] = time.time()
     try:
         with _Limits(env, state, timeout_s) as limits:
+            # 1. set up
             await set_up(env, state)
+            # 2. take turns until a stop condition holds
             while (reason := await first_stop(env, state, conditions)) is None:
                 if await _take_turn(env, state, limits):
                     reason = StopReason.FINAL_RESPONSE.value
                     break
             state.record.status = state.record.status.stopped(reason)
+    # 3. record a failure; the turns before it are kept
     except OverlongPromptError:
         state["prompt_too_long"] = True
         state.record.status = state.record.status.stopped(StopReason.PROMPT_TOO_LONG.value)
@@ -88,6 +91,7 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
         failure = error if isinstance(error, RolloutError) else fault("the rollout", error)
         state.record.status = state.record.status.failed(failure)
     finally:
+        # 4. clean up, also when the rollout is cancelled
         await clean_up(env, state)
     conclude(state, started)
     return state

@@ -75,7 +75,7 @@ class Turn:
     extras: Annotated[dict[str, Any], Saved()]
     """What else the environment stores of the turn."""
 
-    _prompt_ids: np.ndarray | None = None
+    _prompt_ids: np.ndarray | None = None  # int32 [P]
     _prompt: Messages | None = None
     """Whole prompts, which the newest turn alone holds: the next turn is compared with them."""
 

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from verifiers.rubrics.hybrid_math_rubric import HybridMathRubric
     from verifiers.rubrics.judge_rubric import JudgeRubric
     from verifiers.rubrics.math_rubric import MathRubric
+    from verifiers.rubrics.outcomes import RolloutScore, RolloutScores
     from verifiers.rubrics.rubric import Rubric
     from verifiers.rubrics.rubric_group import RubricGroup
-    from verifiers.rubrics.scoring import NOT_APPLICABLE, RolloutScore, RolloutScores
     from verifiers.rubrics.tool_rubric import ToolRubric
+    from verifiers.rubrics.values import NOT_APPLICABLE
 
 __all__ = [
     "NOT_APPLICABLE",
@@ -33,9 +34,9 @@ _LAZY = {
     "HybridMathRubric": "hybrid_math_rubric",
     "JudgeRubric": "judge_rubric",
     "MathRubric": "math_rubric",
-    "NOT_APPLICABLE": "scoring",
-    "RolloutScore": "scoring",
-    "RolloutScores": "scoring",
+    "NOT_APPLICABLE": "values",
+    "RolloutScore": "outcomes",
+    "RolloutScores": "outcomes",
     "Rubric": "rubric",
     "RubricGroup": "rubric_group",
     "ToolRubric": "tool_rubric",

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from verifiers.errors import ConfigError
 from verifiers.rollouts.state import State
 from verifiers.rubrics.arguments import RewardFunction, finite_weight, free_name
-from verifiers.rubrics.rubric import Handler, Rubric, ScoringOptions
+from verifiers.rubrics.declarations import Handler
+from verifiers.rubrics.rubric import Rubric, ScoringOptions
 from verifiers.rubrics.scoring import Plan
 from verifiers.runtime.signatures import spell_out
 

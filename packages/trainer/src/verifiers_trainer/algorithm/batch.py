@@ -64,7 +64,7 @@ class TrainBatch:
     """The data of an optimizer step."""
 
     rows_R: list[list[PackedRow]]
-    """Rows of each rank, as many on every rank."""
+    """[rank][row], as many rows on every rank."""
     groups: tuple[Group, ...]
     advantages_G: tuple[np.ndarray, ...]
     """float64 [rollouts] per group; with credit per turn the mean over the turns of a rollout."""

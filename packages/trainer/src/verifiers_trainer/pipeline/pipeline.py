@@ -176,10 +176,13 @@ class Pipeline:
             batch.stats.update(self._stats(self._in_training))
             return batch
         while True:
+            # 1. wait until enough groups are finished, and take the oldest
             await self._until(self._batch_is_ready)
             groups, counted = self._take(), self._count_discarded()
+            # 2. build the batch
             batch = self._built(groups, counted)
             self._used += [*groups, *counted]
+            # 3. is there anything to learn from it, and is the task solved
             is_step, numbers = self._signal.note(batch)
             if not is_step:
                 self._drop(batch, numbers)
@@ -187,6 +190,7 @@ class Pipeline:
                 if is_step:
                     self._drop(batch, {})
                 return None
+            # 4. count it, and start rollouts in place of those that it took
             if is_step:
                 self.state.delivered += 1
                 self._in_training = groups

@@ -49,8 +49,8 @@ LEAST_TEMPERATURE, LEAST_SHARE = 0.01, 0.1
 class Position:
     """A prompt, and the policy's distribution [V] of the token after it at the temperature."""
 
-    prompt: list[int]
-    probabilities: np.ndarray
+    prompt: list[int]  # [P], token ids
+    probabilities: np.ndarray  # [V]
     temperature: float = 1.0
 
     @property
