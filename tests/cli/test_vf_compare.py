@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 
 import pytest
 
@@ -212,3 +213,33 @@ def test_rollouts_of_a_folder_say_their_set(night, saved, eval_folder):
     assert means == {"toy+toy/2026-11-27": 1.0, "toy+toy/2026-11-28": 0.5}
     inside = vf.load_results(eval_folder / "outputs/sets/toy+toy/2026-11-28/evals")
     assert set(inside["set"]) == {"toy+toy/2026-11-28"}
+
+
+def trained(folder, name, reward, steps=4, **settings):
+    path = folder / name
+    path.mkdir(parents=True)
+    stored = {"model": "m", "max_steps": 4, "configuration": {"beta": 0.0, **settings}}
+    (path / "settings.json").write_text(json.dumps(stored))
+    lines = [{"step": step, "reward/mean": reward} for step in range(1, steps + 1)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_trainings_are_compared_by_their_seeds(eval_folder, vf_compare):
+    for seed, (low, high) in enumerate([(0.2, 0.6), (0.22, 0.64), (0.21, 0.61)]):
+        trained(eval_folder / "low", f"seed={seed}", low, seed=seed)
+        trained(eval_folder / "high", f"seed={seed}", high, seed=seed, beta=0.1)
+    ran = vf_compare("low", "high")
+    assert ran.code == 0
+    assert "beta=0.0  0.210 ± 0.010 (0.200 0.220 0.210)" in ran.out
+    assert re.search(r"beta=0\.1  \+0\.407, 95% from .* p = .*: better", ran.out)
+    assert vf_compare("low", "high", "--fail-if-worse").code == 0
+    assert vf_compare("high", "low", "--fail-if-worse").code == 1
+    assert vf_compare("high", "low", "--json").json["differences"][0]["verdict"] == "worse"
+    same = vf_compare("low")
+    assert same.code == 2
+    assert "the same settings but for their seeds" in same.err
+    trained(eval_folder / "high", "seed=3", 0.1, steps=2, seed=3, beta=0.1)
+    ran = vf_compare("low", "high")
+    assert ran.code == 2
+    assert "2 of 4 steps" in ran.err
+    assert vf_compare("low", "high", "--anyway").code == 0

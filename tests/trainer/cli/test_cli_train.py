@@ -23,6 +23,7 @@ from transformers import TrainerControl, TrainerState
 
 from support.kill import run_child
 from verifiers.errors import ConfigError
+from verifiers.results.trainings import edge_rewards
 from verifiers.storage.files import LOCK_NAME, HeldFile
 from verifiers_trainer.cli import ablation, tmux
 from verifiers_trainer.cli.display import show_logs
@@ -30,7 +31,6 @@ from verifiers_trainer.cli.first_checks import check_first
 from verifiers_trainer.cli.report import finish
 from verifiers_trainer.cli.train import quickstart_command, train_command
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
-from verifiers_trainer.run.history import edge_rewards
 from verifiers_trainer.run.metrics_files import read_metrics
 from verifiers_trainer.run.progress import ProgressLine, duration, two_columns
 
@@ -752,9 +752,13 @@ def test_the_means_are_over_the_seeds():
     ]
     rewards = [(0.2, None), (0.4, None), (0.5, 0.5), (None, None)]
     rows = [{"reward": reward, "eval_reward": evaluated} for reward, evaluated in rewards]
+    unknown = "unknown: two seeds of each are the least that show what a seed changes"
     assert ablation.table_of(runs, rows).splitlines()[1:] == [
         "beta=0    reward 0.300 ± 0.141 (0.200 0.400)",
         "beta=0.1  reward 0.500 (0.500)  evaluated 0.500 (0.500)",
+        "difference to beta=0, by Welch's t test over the seeds",
+        f"beta=0.1  reward {unknown}",
+        f"beta=0.1  evaluated {unknown}",
     ]
 
 

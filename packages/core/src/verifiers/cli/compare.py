@@ -26,6 +26,7 @@ is 95%; p is adjusted for the number of comparisons (Holm).
   vf-compare BASE NEW --fail-if-worse        exit code 1 when NEW is worse, for CI
   vf-compare NIGHT1 NIGHT2 --fail-if-worse   each run of a folder with its partner in the other
   vf-compare SET --last --fail-if-worse      a set of runs with the newest complete one before it
+  vf-compare outputs/rates                   trainings: seeds of each setting against those of the first
   vf-compare RUN --labels info.human         how far a judge is to be trusted
 """
 
@@ -47,6 +48,9 @@ def run(call: Call) -> None:
     sizes = {"detect": options["detect"], "anyway": options["anyway"]}
     words = _with_last(call) if options["last"] else call.words
     if not words:
+        return
+    if trainings := _trainings(words):
+        _compare_trainings(call, trainings)
         return
     sets = _sets(words)
     runs = _load(words if sets is None else [word for words in sets for word in words])
@@ -72,6 +76,50 @@ def run(call: Call) -> None:
         call.note(
             f"vf-compare: {len(worse)} of {len(comparison.differences)} comparisons are worse"
         )
+
+
+def _trainings(words: list[str]) -> list[Path]:
+    """The trainings that the words name, or the folders above them; empty when a word has none."""
+    from verifiers.results.trainings import trainings_below
+
+    below = [trainings_below(word) for word in words]
+    return [path for paths in below for path in paths] if all(below) else []
+
+
+def _compare_trainings(call: Call, folders: list[Path]) -> None:
+    """Compare the seeds of every setting with those of the first. *Raises* ``ConfigError``."""
+    from verifiers.results.trainings import Training, by_settings, compare_seeds
+
+    trainings = [Training.read(folder) for folder in dict.fromkeys(folders)]
+    unfinished = [t for t in trainings if t.max_steps is not None and t.step < t.max_steps]
+    if unfinished and not call.options["anyway"]:
+        first = unfinished[0]
+        raise ConfigError(
+            f"{first.name} has {first.step} of {first.max_steps} steps: go on with it, or compare"
+            " it as it is with --anyway"
+        )
+    metric, groups = by_settings(trainings)
+    if len(groups) < 2:
+        raise ConfigError(
+            f"the {len(trainings)} trainings have the same settings but for their seeds: name"
+            " trainings of two settings or more"
+        )
+    differences = compare_seeds(groups)
+    call.facts.update(
+        runs=[{"name": t.name, **t.rewards} for t in trainings],
+        differences=[difference.to_dict() for difference in differences],
+    )
+    width = max(len(seeds.name) for seeds in groups)
+    call.say(f"{metric}: means over the seeds ± their standard deviation; each seed")
+    for seeds in groups:
+        call.say(f"{seeds.name:{width}}  {seeds.summary}")
+    call.say(f"difference to {groups[0].name}, by Welch's t test over the seeds")
+    for difference in differences:
+        call.say(f"{difference.seeds.name:{width}}  {difference}")
+    worse = [difference for difference in differences if difference.verdict == "worse"]
+    if call.options["fail_if_worse"] and worse:
+        call.exit_code = HAS_FINDINGS
+        call.note(f"vf-compare: {len(worse)} of {len(differences)} settings are worse")
 
 
 def _with_last(call: Call) -> list[str]:

@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from verifiers.cli.common.reader import TomlFile, listed_values, raise_together
 from verifiers.errors import ConfigError
+from verifiers.results.trainings import Seeds, compare_seeds, edge_rewards
 from verifiers_trainer.cli.first_checks import check_first
 from verifiers_trainer.cli.launch_processes import Child, Signals, wait_for
 from verifiers_trainer.cli.sources import read_arguments
-from verifiers_trainer.run.history import edge_rewards
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 
 ARGS = "trainer.args."
@@ -161,19 +160,27 @@ def _result_of(run: Combination, folder: Path) -> dict[str, Any]:
 
 def table_of(runs: Sequence[Combination], rows: Sequence[Mapping[str, Any]]) -> str:
     """A line for each combination but for its seed: the mean over the seeds ± their standard
-    deviation, and each."""
+    deviation, and each; and how far every other one is from the first."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for run, row in zip(runs, rows, strict=True):
         name = Combination({k: v for k, v in run.values.items() if k != SEED}).name
         groups.setdefault(name or "all", []).append(row)
-    lines = ["means over the seeds ± their standard deviation; each seed"]
     width = max(map(len, groups))
-    for name, members in groups.items():
-        texts = []
-        for label, key in (("reward", "reward"), ("evaluated", "eval_reward")):
-            if values := [row[key] for row in members if row[key] is not None]:
-                spread = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
-                each = " ".join(f"{value:.3f}" for value in values)
-                texts.append(f"{label} {fmean(values):.3f}{spread} ({each})")
-        lines.append(f"{name:{width}}  " + "  ".join(texts))
+    texts: dict[str, list[str]] = {name: [] for name in groups}
+    differences = []
+    for label, key in (("reward", "reward"), ("evaluated", "eval_reward")):
+        seeds = [
+            Seeds(name, tuple(row[key] for row in members if row[key] is not None))
+            for name, members in groups.items()
+        ]
+        for of_setting in seeds:
+            if of_setting.values:
+                texts[of_setting.name].append(f"{label} {of_setting.summary}")
+        if any(of_setting.values for of_setting in seeds):
+            differences += [(label, difference) for difference in compare_seeds(seeds)]
+    lines = ["means over the seeds ± their standard deviation; each seed"]
+    lines += [f"{name:{width}}  " + "  ".join(parts) for name, parts in texts.items()]
+    if differences:
+        lines.append(f"difference to {next(iter(groups))}, by Welch's t test over the seeds")
+        lines += [f"{d.seeds.name:{width}}  {label} {d}" for label, d in differences]
     return "\n".join(lines)

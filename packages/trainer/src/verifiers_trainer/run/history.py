@@ -9,12 +9,11 @@ from statistics import fmean
 from typing import Any
 
 from verifiers.errors import ConfigError
+from verifiers.results.trainings import EDGE_STEPS, edge_rewards
 from verifiers.runtime.bounded import read_file
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics, reward_name
 
 PICTURE = "learning-curve.png"
-EDGE_STEPS = 10
-"""Number of first and of last steps whose rewards are compared."""
 WIDTH, HEIGHT = 480, 120
 """Pixels of the curve in a notebook."""
 
@@ -85,20 +84,6 @@ class Picture:
 
     def _repr_png_(self) -> bytes:
         return read_file(self.path)
-
-
-def edge_rewards(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, int] | None:
-    """Return (mean reward of the first steps, of the last steps, number of steps in each); None
-    without rewards.
-
-    >>> edge_rewards([{"reward/mean": 0.0}, {"reward/mean": 1.0}])
-    (0.0, 1.0, 1)
-    """
-    rewards = [float(row["reward/mean"]) for row in rows if row.get("reward/mean") is not None]
-    if not rewards:
-        return None
-    edge = max(1, min(EDGE_STEPS, len(rewards) // 2))
-    return sum(rewards[:edge]) / edge, sum(rewards[-edge:]) / edge, edge
 
 
 def summary_of(rows: Sequence[Mapping[str, Any]]) -> str:

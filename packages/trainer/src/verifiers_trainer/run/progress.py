@@ -22,10 +22,10 @@ from rich.table import Column
 from transformers.trainer_callback import TrainerCallback
 
 from verifiers.results.coverage import counts_in_metrics, coverage_lines
+from verifiers.results.trainings import edge_rewards
 from verifiers.runtime.decoding import read_json
 from verifiers.runtime.terminal import escape_control
 from verifiers.storage.proof import PROOF
-from verifiers_trainer.run.history import edge_rewards
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics, reward_name
 from verifiers_trainer.run.proof import rows_of as proof_rows
 
