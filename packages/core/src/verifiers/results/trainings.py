@@ -199,9 +199,9 @@ def welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float, 
 
 def compare_seeds(groups: Sequence[Seeds]) -> list[SeedDifference]:
     """Every group of seeds with the first, p adjusted for their number."""
-    baseline, *others = groups
+    baseline, *compared = groups
     differences = [
-        SeedDifference(baseline, seeds, *welch(baseline.values, seeds.values)) for seeds in others
+        SeedDifference(baseline, seeds, *welch(baseline.values, seeds.values)) for seeds in compared
     ]
     adjusted = holm([difference.p for difference in differences])
     return [replace(item, p=p) for item, p in zip(differences, adjusted, strict=True)]
