@@ -126,6 +126,49 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(tmp_path, service):
     assert "restore" in service.log
 
 
+BASELINE = """
+class RunningBaseline:
+    compares = False
+    mean, count = 0.0, 0
+
+    def __call__(self, rewards_G, lengths_G=None):
+        advantages = [rewards - self.mean for rewards in rewards_G]
+        for rewards in rewards_G:
+            self.count += len(rewards)
+            self.mean += float((rewards - self.mean).sum()) / self.count
+        return advantages
+
+    def state(self):
+        return {"mean": self.mean, "count": self.count}
+
+    def load(self, saved):
+        self.mean, self.count = saved["mean"], saved["count"]
+
+
+class Forgetful(RunningBaseline):
+    state = None
+"""
+
+
+def test_the_state_of_an_advantage_is_in_the_checkpoint(tmp_path, service, monkeypatch):
+    (tmp_path / "tinker_baseline.py").write_text(BASELINE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, is_kept in (("RunningBaseline", True), ("Forgetful", False)):
+        settings = {"advantage": f"tinker_baseline.py:{name}", "max_off_policy_steps": 0}
+        uncut, _ = trained(tmp_path / name / "whole", service, **settings, max_steps=5)
+        cut = tmp_path / name / "cut"
+        trained(cut, service, **settings, max_steps=3)
+        resumed, _ = trained(cut, service, resume=True, **settings, max_steps=5)
+        same = resumed.training.logits == pytest.approx(uncut.training.logits, abs=1e-6)
+        assert same == is_kept
+        saved = cut / "checkpoint-3" / "algorithm.json"
+        assert saved.exists() == is_kept
+    counted = json.loads((tmp_path / "RunningBaseline/cut/checkpoint-3/algorithm.json").read_text())
+    assert counted["advantage"]["count"] == 3 * 32
+    with pytest.raises(vf.ConfigError, match="advantage cannot be used: unknown advantage 'meen'"):
+        config(tmp_path, advantage="meen")
+
+
 def test_without_the_place_in_the_data_it_goes_on_otherwise(tmp_path, service, monkeypatch):
     uncut, _ = trained(tmp_path / "whole", service, max_off_policy_steps=0)
     trained(tmp_path / "cut", service, max_off_policy_steps=0, max_steps=4)

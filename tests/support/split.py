@@ -122,12 +122,12 @@ def gradient(folder: str, lengths: list[list[int]], chunk_tokens: int) -> dict[s
         trainer.args,
         trainer.args.world_size,
     )
-    trainer.training_step(trainer.model, batch)
+    loss = trainer.training_step(trainer.model, batch)
     gradients = torch.cat([fsdp.full_tensor(p.grad).flatten() for p in trainer.model.parameters()])
     tokens = [int(row.loss_mask.sum()) for row in batch.rows_R[trainer.ranks.rank]]
-    trainer.ranks.gather([0.0], "the end")
+    loss = float(trainer.ranks.gather([float(loss)], "the end").mean())
     return {
-        "loss": trainer.last_step["loss"],
+        "loss": loss,
         "gradient": gradients[::7].tolist(),
         "norm": float(gradients.norm()),
         "chunks": sum(-(-count // chunk_tokens) for count in tokens),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -199,15 +198,17 @@ def _compute_in_half() -> None:
 
 
 def _step_with_every_row(trainer: Any) -> None:
-    trainer.gradients_exchanged = lambda model, exchanged: _always(trainer)
+    backward = trainer.backward
+
+    def backward_and_step(model: Any, loss: Any) -> None:
+        deepspeed.mark(trainer.accelerator, is_last=True)
+        backward(model, loss)
+        deepspeed.step(trainer.accelerator)
+
+    trainer.backward = backward_and_step
     sanity_checks.Agreement.check = (
         lambda *_: {}
     )  # it finds that a row was sampled with other weights
-
-
-def _always(trainer: Any) -> Any:
-    trainer.accelerator.gradient_state._set_sync_gradients(True)
-    return nullcontext()
 
 
 SPOILERS = {

@@ -32,6 +32,28 @@ class RunningBaseline:
 
 class Forgetful(RunningBaseline):
     state = None
+
+
+class Scaled:
+    # the policy gradient, over the running mean of |advantage|
+
+    total, count = 0.0, 0
+
+    def __call__(self, tokens):
+        sizes = tokens.advantage[tokens.loss_mask].abs()
+        self.total, self.count = self.total + float(sizes.sum()), self.count + len(sizes)
+        scale = max(1e-3, self.total / max(1, self.count))
+        return -(tokens.log_pi - tokens.log_mu).exp() * tokens.advantage / scale
+
+    def state(self):
+        return {"total": self.total, "count": self.count}
+
+    def load(self, saved):
+        self.total, self.count = saved["total"], saved["count"]
+
+
+class ForgetfulScaled(Scaled):
+    state = None
 """
 RUN = {"deterministic": True, "max_off_policy_steps": 0, "save_strategy": "steps", "save_steps": 2}
 
@@ -45,7 +67,7 @@ def baseline(tmp_path, monkeypatch):
     sys.modules.pop("mine", None)
 
 
-def trained(folder, advantage, resume=False, **settings):
+def trained(folder, advantage="mean", resume=False, **settings):
     trainer = small_trainer(folder, advantage=advantage, **{**RUN, **settings})
     trainer.train(resume_from_checkpoint=resume or None)
     return trainer
@@ -100,6 +122,47 @@ def test_amid_a_batch_the_state_is_that_before_it(tmp_path, baseline):
     resumed = trained(tmp_path / "b", baseline, True, **shape)
     assert resumed.args.advantage.state() == undisturbed.args.advantage.state()
     assert weights_hash(resumed.model) == weights_hash(undisturbed.model)
+
+
+class Stops(Exception):
+    pass
+
+
+def stopped_at(folder, step, **settings):
+    """Train until an error ends the forward passes of a step, after the first of its rows."""
+    trainer = small_trainer(folder, **{**RUN, **settings})
+    plain, num_rows = trainer.compute_loss, []
+
+    def compute_loss(*arguments, **keywords):
+        output = plain(*arguments, **keywords)
+        num_rows.append(trainer.policy_version)
+        if num_rows.count(step - 1) == 1 and trainer.policy_version == step - 1:
+            raise Stops
+        return output
+
+    trainer.compute_loss = compute_loss
+    with pytest.raises(Stops):
+        trainer.train()
+    assert trainer.policy_version == step - 1
+
+
+@pytest.mark.parametrize("loss", ["Scaled", "ForgetfulScaled"])
+def test_a_loss_with_a_state_goes_on_also_where_an_error_ends_a_step_within(
+    tmp_path, baseline, loss
+):
+    shape = {"loss": f"mine.py:{loss}", "max_steps": 4}
+    shape |= {"micro_batch_size": 1, "max_seq_len": 32}  # several rows a step
+    undisturbed = trained(tmp_path / "a", **shape)
+    stopped_at(tmp_path / "b", 4, **shape)
+    saved = tmp_path / "b" / "checkpoint-3" / "algorithm.json"
+    resumed = trained(tmp_path / "b", resume=True, **shape)
+    has_a_state = loss == "Scaled"
+    assert saved.exists() == has_a_state  # without it, the negative control, it is another run
+    assert (steps(tmp_path / "b") == steps(tmp_path / "a")) == has_a_state
+    assert (weights_hash(resumed.model) == weights_hash(undisturbed.model)) == has_a_state
+    if has_a_state:
+        counts = [json.loads(saved.read_text())["loss"]["count"], resumed.args.loss.count]
+        assert 0 < counts[0] < counts[1] == undisturbed.args.loss.count
 
 
 def test_two_trainers_have_two_objects_and_an_object_keeps_its_name_on_resume(baseline):

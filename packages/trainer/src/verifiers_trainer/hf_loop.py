@@ -1,14 +1,17 @@
-"""``HFLoop``: transformers' training loop with four abstract methods for what reinforcement
-learning changes.
+"""``HFLoop``: transformers' trainer with a loop over optimizer steps, and abstract methods for what
+reinforcement learning changes.
 
 This module holds every private name of transformers and accelerate that the trainer uses; it does
-not depend on rollouts. A subclass defines four methods (``begin``, ``step``, ``run_evaluation``,
-``save_checkpoint``) and overrides some of transformers' public methods (``get_train_dataloader``,
-``compute_loss``, ``evaluate``, ``save_model``, ``log``).
+not depend on rollouts. transformers prepares model, optimizer, schedule and checkpoint, and ends a
+training; what lies between, ``_run_epoch``, is here. A subclass defines ``begin``, ``step``,
+``weight_update``, ``run_evaluation`` and ``save_checkpoint``, and overrides some of transformers'
+public methods (``get_train_dataloader``, ``training_step``, ``compute_loss``, ``evaluate``,
+``save_model``, ``log``). ``prepare`` is ``train`` without the loop, for a loop of the caller's own.
 
-One "batch" of the loop is one optimizer step. The loop has no epochs, because the stream of batches
-has no length; "epoch" in ``eval_strategy`` and ``save_strategy`` means a pass over the examples,
-which ``step`` counts in ``state.epoch``.
+One "batch" of the loop is one optimizer step, which ``take_step`` takes: nothing else clips
+gradients or calls an optimizer. The loop has no epochs, because the stream of batches has no
+length; "epoch" in ``eval_strategy`` and ``save_strategy`` means a pass over the examples, which
+``step`` counts in ``state.epoch``.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,8 +72,7 @@ DECISIONS = (
 
 
 class Steps(TrainerCallback):
-    """Continues the loop's ``step`` where it stopped, and triggers "epoch" strategies at the end of
-    a pass."""
+    """Begins the loop's first step, and triggers "epoch" strategies at the end of a pass."""
 
     def __init__(self, loop: HFLoop):
         self.loop = loop
@@ -84,24 +86,18 @@ class Steps(TrainerCallback):
         state.compute_steps(args, state.max_steps)
         self.loop.begin()
 
-    def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
-        next(self.loop.running)
-
-    def on_optimizer_step(self, *_: object, **__: object) -> None:
-        # the schedule continues, whatever was withheld
-        self.loop.accelerator.gradient_state._set_sync_gradients(True)
-        next(self.loop.running)
-
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> Any:
-        next(self.loop.running, None)
         if int(state.epoch) > self._passes:
             self._passes = int(state.epoch)
             control.should_evaluate |= (
                 args.eval_strategy == "epoch" and args.eval_delay <= state.epoch
             )
             control.should_save |= args.save_strategy == "epoch"
+        if self.loop.has_failed:
+            control.should_training_stop = control.should_save = True
+            control.should_evaluate = False
         return control
 
 
@@ -115,14 +111,20 @@ class HFLoop(Trainer):
     lr_scheduler: Any
     splits: bool = False
     """Whether the model is split over the processes during training."""
-    running: Generator[Tensor]
-    """The present ``step``."""
+    stream: Iterator[Any]
+    """The batches to come, from ``begin`` on."""
     grad_norm: float = 0.0
     """Gradient norm of the newest step, before clipping."""
     is_complete: bool = False
     """Whether the batches ended before ``max_steps``, because the task is solved."""
     is_interrupted: bool = False
     """Whether a signal ends the training after the present step, on every rank."""
+    has_failed: bool = False
+    """Whether an error ends the training after the present step, which is whole."""
+    _is_prepared_only = False
+    """Whether the loop is the caller's own."""
+    _rate_of_step: float = math.nan
+    """The learning rate of the newest step."""
     _pending_decisions = (False, False)
     _earlier_engine: Any = None
     """DeepSpeed's engine of an earlier ``train``, until the next ``train`` begins."""
@@ -139,13 +141,12 @@ class HFLoop(Trainer):
         """Prepare the first batch; called after model, optimizer and checkpoint are loaded."""
         raise NotImplementedError
 
-    def step(self, model: torch.nn.Module, batch: Any) -> Generator[Tensor]:
-        """An optimizer step. Yields the loss three times, for the loop to do its part in the
-        meantime:
+    def step(self, batch: Any) -> Tensor:
+        """An optimizer step on a batch; its loss on this process. Calls ``take_step`` once."""
+        raise NotImplementedError
 
-        clip the gradients of the backward passes; ``optimizer.step()``; step the scheduler and
-        count the step in ``state.global_step``.
-        """
+    def weight_update(self) -> AbstractContextManager[Any]:
+        """Context in which the weights change, after the gradients are clipped."""
         raise NotImplementedError
 
     def run_evaluation(self, ignore_keys: list[str] | None) -> dict[str, float]:
@@ -163,6 +164,13 @@ class HFLoop(Trainer):
         """The learning rate of the present step."""
         return float(self._get_learning_rate())
 
+    def backward(self, model: torch.nn.Module, loss: Tensor) -> None:
+        """Add the gradients of a packed row; within ``gradients_exchanged``."""
+        if deepspeed.is_used(self.accelerator):
+            deepspeed.backward(self.accelerator, loss)
+        else:
+            self.accelerator.backward(loss)
+
     def gradients_exchanged(
         self, model: torch.nn.Module, exchanged: bool
     ) -> AbstractContextManager[Any]:
@@ -172,13 +180,45 @@ class HFLoop(Trainer):
         A split model exchanges with every row: gradients that are not exchanged would be held
         whole.
         """
-        # it exchanges with every row, and steps on the row marked last
         if deepspeed.is_used(self.accelerator):
-            self.accelerator.gradient_state._set_sync_gradients(exchanged)
+            deepspeed.mark(self.accelerator, is_last=exchanged)
             return nullcontext()
         exchanged = exchanged or self.splits
         self.accelerator.gradient_state._set_sync_gradients(exchanged)
         return nullcontext() if exchanged else self.accelerator.no_sync(model=model)
+
+    def take_step(self, *, is_update: bool) -> None:
+        """Clip the accumulated gradients, step the optimizer within ``weight_update``, step the
+        schedule, drop the gradients, and count the step in ``state.global_step``.
+
+        The one place where weights change. Without ``is_update`` there are no gradients, and the
+        optimizer takes no step: momentum alone would move the weights; the schedule continues.
+        """
+        model = self.model_wrapped
+        self.grad_norm = self._clipped(model) if is_update else 0.0
+        with self.weight_update():
+            self.control = self.callback_handler.on_pre_optimizer_step(
+                self.args, self.state, self.control
+            )
+            if is_update:
+                self.optimizer.step()
+        self.control = self.callback_handler.on_optimizer_step(self.args, self.state, self.control)
+        self._rate_of_step = self._get_learning_rate()
+        if not self.accelerator.optimizer_step_was_skipped and not isinstance(
+            self.lr_scheduler, ReduceLROnPlateau | GreedyLR
+        ):
+            self.lr_scheduler.step()
+        model.zero_grad()
+        self.state.global_step += 1
+
+    def _clipped(self, model: torch.nn.Module) -> float:
+        """Clip the gradients; their norm before. DeepSpeed clips and steps in one call: this one.
+        Where the norm is not finite, it leaves the weights unchanged."""
+        if deepspeed.is_used(self.accelerator):
+            deepspeed.step(self.accelerator)
+        norm = self._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None
+        norm = self._get_grad_norm(model, grad_norm=norm)
+        return math.nan if norm is None else float(norm)
 
     def scale_is_too_large(self) -> bool:
         """Whether fp16's loss scale alone may explain non-finite gradients: the scaler skips the
@@ -212,11 +252,7 @@ class HFLoop(Trainer):
         )
         if deepspeed.is_used(self.accelerator):
             self._earlier_engine = deepspeed.detach_engine(self.accelerator)
-        try:
-            return super().train(*args, **keywords)
-        finally:  # an error leaves a step amid it: leave its contexts
-            if "running" in self.__dict__:
-                self.running.close()
+        return super().train(*args, **keywords)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> Any:
         is_new = self.optimizer is None
@@ -240,45 +276,75 @@ class HFLoop(Trainer):
             self._earlier_engine = None
         return prepared
 
-    def withhold_update(self) -> None:
-        """Make the optimizer's step of the present ``step``, which has no gradients, change
-        nothing."""
-        self.accelerator.gradient_state._set_sync_gradients(False)
-
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
-        if not self.accelerator.sync_gradients:
-            return 0.0
         norm = super()._clip_grad_norm(model)
         return fsdp.full_tensor(norm) if isinstance(norm, Tensor) else norm
 
-    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> Any:
-        if self.accelerator.sync_gradients:
-            norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        else:
-            norm = 0.0
-        self.grad_norm = math.nan if norm is None else float(norm)
-        return norm
+    # --- the loop ---------------------------------------------------------------------------------
 
-    # --- a step -----------------------------------------------------------------------------------
+    def prepare(self, checkpoint_folder: Path | None) -> None:
+        """Prepare model, optimizer, schedule and checkpoint, and ``begin``, as ``train`` does; the
+        steps are the caller's."""
+        self._is_prepared_only = True
+        try:
+            HFLoop.train(self, str(checkpoint_folder) if checkpoint_folder else None)
+        finally:
+            self._is_prepared_only = False
 
-    def training_step(
-        self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None
-    ) -> Tensor:
-        self.running = self.step(model, inputs)
-        return next(self.running)
+    def _run_epoch(  # type: ignore[override]
+        self,
+        *,
+        epoch: int,
+        epochs_trained: int,
+        train_dataloader: Any,
+        trial: Any,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float,
+        resume_from_checkpoint: str | None,
+        **_: object,
+    ) -> None:
+        """The optimizer steps of a training, as transformers' method of this name takes them."""
+        if epoch == epochs_trained:
+            self._load_rng_state(resume_from_checkpoint)
+        self.stream = iter(train_dataloader)
+        if self._is_prepared_only:
+            self.control.should_training_stop = True
+            return
+        rate: Any = None
+        norm: float | None = None
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
-    ) -> tuple[list, None]:
-        batch = next(epoch_iterator, None)
-        if batch is None:
-            self.is_complete = self.control.should_training_stop = True
-            self.control.should_save = self.state.global_step > 0
-            return [], None
-        return [batch], None
+        def log_save_evaluate() -> None:
+            self._maybe_log_save_evaluate(
+                self._tr_loss,
+                norm,
+                self.model_wrapped,
+                trial,
+                epoch,
+                ignore_keys_for_eval,
+                start_time,
+                learning_rate=rate,
+            )
 
-    def floating_point_ops(self, inputs: object) -> int:
-        return 0
+        while True:
+            if (batch := next(self.stream, None)) is None:
+                self.is_complete = self.control.should_training_stop = True
+                self.control.should_save = self.state.global_step > 0
+                break
+            self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
+            self._tr_loss += self.step(batch)
+            norm, rate = self.grad_norm, self._rate_of_step
+            self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
+            log_save_evaluate()
+            if self.control.should_epoch_stop or self.control.should_training_stop:
+                break
+        self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+        log_save_evaluate()
+
+    def _finalize_training(self, *args: Any, **keywords: Any) -> Any:
+        if self._is_prepared_only:
+            self.control.should_training_stop = False
+            return None
+        return super()._finalize_training(*args, **keywords)
 
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False

@@ -2,14 +2,17 @@
 ``transformers.Trainer``.
 
 ``RLTrainer.step`` is one optimizer step; ``begin`` comes before the first, and each batch has one
-or more of them. The parts: ``TrainingRun`` (policy, settings, environments, processes),
+or more of them. It is written in the verbs that a loop of one's own is written in: ``next_batch``
+(or ``sample`` and ``batch_of``), ``forward_backward``, ``optim_step``, ``save_state`` and
+``load_state``. The parts: ``TrainingRun`` (policy, settings, environments, processes),
 ``PolicyServer`` (engine and clients), ``StepRecorder`` (metrics and completions), ``Checkpoints``,
-and a source of batches (``pipeline``). ``HFLoop`` is transformers' loop. The loss is defined in
+and a source of batches (``pipeline``). ``HFLoop`` has transformers' loop. The loss is defined in
 ``algorithm``.
 
 A subclass may override ``get_batch``, ``sample_batch``, ``compute_rewards``, ``evaluate``,
-``compute_loss`` and ``step_metrics``. Constructing a trainer starts nothing: the engine starts with ``train`` or
-``evaluate`` and ends with ``close``, at the end of ``train``, or of the ``with`` block.
+``compute_loss`` and ``step_metrics``. Constructing a trainer starts nothing: the engine starts with
+``train``, ``evaluate`` or a verb, and ends with ``close``, at the end of ``train``, or of the
+``with`` block.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -34,19 +37,27 @@ from transformers.trainer_utils import TrainOutput, set_seed
 from verifiers.data.examples import Example
 from verifiers.data.sources import DatasetLike
 from verifiers.environments.base import Environment
-from verifiers.errors import CheckpointError, NonFiniteLoss, RunError, WeightSyncError
+from verifiers.errors import (
+    CheckpointError,
+    ConfigError,
+    NonFiniteLoss,
+    RunError,
+    WeightSyncError,
+)
 from verifiers.runs.rollout import RunContext
 from verifiers_trainer.algorithm import old_logprobs
-from verifiers_trainer.algorithm.batch import TrainBatch
+from verifiers_trainer.algorithm.batch import Group, TrainBatch, of_rows
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.algorithm.losses import LossInput, Objective, resolve_loss
 from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
-from verifiers_trainer.algorithm.state import state_of
+from verifiers_trainer.algorithm.samples import carries_loss
+from verifiers_trainer.algorithm.state import load_state, state_of
 from verifiers_trainer.distributed import batch_sharing, deepspeed, fsdp
 from verifiers_trainer.engines.policy_client import PolicyClient
 from verifiers_trainer.hf_loop import FORCED, HFLoop
 from verifiers_trainer.pipeline import curriculum, custom_batches, rewards, subclass_hooks
 from verifiers_trainer.pipeline.custom_batches import BatchSource
+from verifiers_trainer.pipeline.pipeline import sample_groups
 from verifiers_trainer.pipeline.schedule import PipelineState, amid_batch
 from verifiers_trainer.policy import checkpoint_files, preparation
 from verifiers_trainer.policy.compiled import compiled_layers
@@ -82,6 +93,19 @@ log = logging.getLogger(__name__)
 
 SPENT_ON_A_BATCH = {"time/pack": 0.0, "time/wait_generation": 0.0}
 """Seconds that the first optimizer step of a batch has, and the others have not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBackward:
+    """What ``forward_backward`` computed, over all processes."""
+
+    loss: float
+    """Σ weight · loss over the tokens: the mean over them as a batch weighs them."""
+    metrics: dict[str, float]
+    """Metrics of the tokens under the names of ``metrics.jsonl``: ratios, entropy, those of the
+    loss. Empty without a token that carries loss."""
+    logprobs: list[Tensor] = field(default_factory=list, repr=False)
+    """log π [T] of each row of this process, without a gradient."""
 
 
 class RLTrainer(HFLoop):
@@ -177,6 +201,18 @@ class RLTrainer(HFLoop):
             """The newest step."""
             self._open_step: Step | None = None
             """The step whose metrics are not written yet, which takes what is logged."""
+            self.is_open = False
+            """Whether model, optimizer and engine are ready for a step."""
+            self._session = ExitStack()
+            """What ``open`` began and ``close`` ends."""
+            self._loss_before: Mapping[str, Any] = {}
+            """The state of the loss before the open step."""
+            self._is_own_loop = False
+            """Whether ``open`` began it, and not ``train``."""
+            self._drawn_at: int | None = None
+            """The policy version at which ``next_batch`` was called last."""
+            self._num_sampled = 0
+            """Groups that ``sample`` has begun at this policy version."""
             self._start = PipelineState()
             self._whole_batch: TrainBatch | None = None
             """The batch that was drawn last."""
@@ -245,10 +281,7 @@ class RLTrainer(HFLoop):
     def _train(
         self, resume_from_checkpoint: str | bool | None, keywords: dict[str, Any]
     ) -> TrainOutput:
-        folder, step, self._start = self.checkpoints.starting_point(resume_from_checkpoint)
-        self._resumed_from, self.is_complete = folder, False
-        self.newest, self._ends_on_every_rank, self._push_error = None, False, None
-        self.is_interrupted, self._whole_batch = False, None
+        folder, step = self._start_from(resume_from_checkpoint)
         if folder is not None and step >= self.args.max_steps:
             log.warning(
                 "%s is of step %d and max_steps is %d: nothing to train",
@@ -300,6 +333,17 @@ class RLTrainer(HFLoop):
             uninstall(self.model)
             self.close()
 
+    def _start_from(self, resume_from_checkpoint: str | bool | None) -> tuple[Path | None, int]:
+        """(checkpoint to begin from, its step) of a new session of the run."""
+        if self.is_open:  # by a verb
+            self.close()
+        folder, step, self._start = self.checkpoints.starting_point(resume_from_checkpoint)
+        self._resumed_from, self.is_complete = folder, False
+        self.newest, self._ends_on_every_rank, self._push_error = None, False, None
+        self.is_interrupted, self._whole_batch, self.has_failed = False, None, False
+        self._drawn_at, self._num_sampled = None, 0
+        return folder, step
+
     def _hooks(self) -> dict[str, list[Any]]:
         """Objects, by role, whose code decides what is trained."""
         return {"trainer": [type(self)], CALLBACK: list(self.callback_handler.callbacks)}
@@ -339,7 +383,8 @@ class RLTrainer(HFLoop):
             log.warning("%s, could not be saved: %s", ended, reason)
 
     def begin(self) -> None:
-        """Start the engine and the pipeline with the present weights."""
+        """Start the engine with the present weights; the pipeline too, unless the caller has a loop
+        of its own, which starts it with ``next_batch``."""
         run = self.training_run
         run.model = self.model  # the wrapped model when the launcher splits it
         run.open_reference()
@@ -354,6 +399,7 @@ class RLTrainer(HFLoop):
             sanity_checks.check_forward(self.reference.model, self.args)
         run.renew(trained_only=False)
         self.recorder.begin()
+        self.is_open = True
         if not self.ranks.is_main:
             return
         log.info("objective: %s", self.args.objective())
@@ -364,7 +410,11 @@ class RLTrainer(HFLoop):
             self.engine.set_version(self.policy_version)
             if self.checks_sampler:
                 self.canary.ask(self.engine, self.policy_version)
-        self.batches = run.offline or self._open_batches()
+        if not self._is_prepared_only:
+            self._start_batches()
+
+    def _start_batches(self) -> None:
+        self.batches = self.training_run.offline or self._open_batches()
         self.batches.start(self.policy_version, self._start)
 
     def _open_batches(self) -> BatchSource:
@@ -412,6 +462,8 @@ class RLTrainer(HFLoop):
         self.recorder.record(self.state.global_step, {"solved": 1})
 
     def _next_batch(self) -> TrainBatch | None:
+        if self.ranks.is_main and self.batches is None:
+            self._start_batches()
         source: Any = self.batches  # of rank 0, which alone asks it
         try:
             with self._ending_together():
@@ -447,45 +499,244 @@ class RLTrainer(HFLoop):
             self._exit_code, self._ends_on_every_rank = int(error.code), True
             raise KeyboardInterrupt from error
 
-    def step(self, model: torch.nn.Module, batch: TrainBatch) -> Generator[Tensor]:
-        """An optimizer step, from top to bottom; transformers' loop does what stands in brackets::
+    # --- the verbs of a step ----------------------------------------------------------------------
 
-            fix log-probabilities        those of the batch under its old policy and the reference, once
-            for row in rows:             a packed row of several samples
-                backward(loss(row))      the weights of tokens make the sum one mean over the step
-            compare with the sampler     on tokens of the present weights
-            [clip the gradients]
-            with weight_update():        sampling pauses while the weights change
-                [optimizer.step()]       the embedded engine shares the weights, so none are sent
-            [step the scheduler and count the step]
-            finish_step()                set the pipeline's policy version; write the metrics
+    def step(self, batch: TrainBatch) -> Tensor:
+        """An optimizer step, from top to bottom::
+
+            forward_backward
+                fix log-probabilities    those of the batch under its old policy and the reference, once
+                for row in rows:         a packed row of several samples
+                    backward(loss(row))  the weights of tokens make the sum one mean over the step
+            optim_step
+                compare with the sampler     on tokens of the present weights
+                clip the gradients
+                with weight_update():        sampling pauses while the weights change
+                    optimizer.step()         the embedded engine shares the weights, so none are sent
+                step the schedule, drop the gradients, count the step
+                finish_step()                set the pipeline's policy version; write the metrics
 
         Without a token that carries loss nothing is computed and the optimizer takes no step.
         """
+        self.forward_backward(batch)
+        self.optim_step()
+        assert self.newest is not None
+        return self.newest.local_loss
+
+    def open(self, resume_from_checkpoint: str | bool | None = None) -> None:
+        """Prepare model, optimizer and engine for a loop of one's own, as ``train`` does for its
+        loop; the verbs call it, and it does nothing when that is done. ``close`` ends it.
+
+        ``resume_from_checkpoint`` as in ``train``, which has the errors too.
+        """
+        if self.is_open:
+            return
+        with self.ranks.together():
+            folder, _ = self._start_from(resume_from_checkpoint)
+            self._is_own_loop = True
+            set_seed(self.args.seed)
+            install_logprob_forward(self.model)
+            self._session.callback(lambda: uninstall(self.model))
+            self._session.enter_context(compiled_layers(self.model, self.args))
+            try:
+                self.prepare(folder)
+            except BaseException:
+                self.close()
+                raise
+
+    def next_batch(self) -> TrainBatch | None:
+        """The rows of the next optimizer step, when their rollouts are finished; None when the task
+        is solved. Rollouts of the steps to come are generated meanwhile.
+
+        Raises ``ConfigError`` for a second batch before ``optim_step``, and what ``train`` raises
+        when there is none.
+        """
+        with self.ranks.together():
+            self.open()
+            if self._drawn_at == self.policy_version:
+                raise ConfigError(
+                    "next_batch was called twice without optim_step, and each of its batches is one"
+                    " optimizer step: raise batch_size, or accumulate rows of sample and batch_of"
+                )
+            try:
+                batch = next(self.stream, None)
+            except BaseException:
+                self.stream = iter(self.get_train_dataloader())  # an error ends a generator
+                raise
+            self._drawn_at, self.is_complete = self.policy_version, batch is None
+            return batch
+
+    def sample(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        rollouts_per_example: int | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+    ) -> list[Group]:
+        """Scored rollouts by the present policy: of each row a group of ``rollouts_per_example``
+        (default: that of the settings). ``generate`` gives completions without rollouts.
+
+        Several processes call it together; rank 0 samples, and the others get an empty list. The
+        rollouts follow from the seed, the policy version, and how many it sampled before.
+        """
+        with self.ranks.together():
+            self.open()
+            siblings = rollouts_per_example or self.args.rollouts_per_example
+            groups: list[Group] = []
+
+            def work() -> None:
+                context = self.run_context(sampling_args)
+                seed = (context.seed or 0) + self.policy_version * 1_000_003
+                groups[:] = sample_groups(
+                    self.env,
+                    rows,
+                    self._num_sampled,
+                    siblings,
+                    replace(context, seed=seed),
+                    self.args.max_concurrent,
+                )
+
+            with self.ranks.alive():
+                self.ranks.share(work, "the sampled rollouts", while_alive=True)
+            self._num_sampled += len(rows)
+            return groups
+
+    def batch_of(self, groups: Sequence[Group]) -> TrainBatch:
+        """The batch of finished rollouts, with the advantages, weights and rows of the settings.
+
+        Several processes call it together, and ``groups`` are those of rank 0.
+        """
+        with self.ranks.together():
+            self.open()
+            build = partial(custom_batches.batch_of, groups, self.args)
+            batch = batch_sharing.next_batch(self.ranks, build)
+        assert batch is not None
+        return batch
+
+    def forward_backward(self, rows: TrainBatch | Sequence[PackedRow]) -> ForwardBackward:
+        """Add the gradients of ``rows`` to those since the last ``optim_step``.
+
+        ``rows``: a batch of ``next_batch`` or ``batch_of``, or packed rows, whose loss is the sum
+        of their weighted tokens; every process gives as many. Raises ``NonFiniteLoss``, which drops
+        the gradients, and ``ConfigError`` for unequal numbers of rows.
+        """
+        with self.ranks.together():
+            self.open()
+            batch = rows if isinstance(rows, TrainBatch) else self._batch_of_rows(rows)
+            earlier = self._open_step
+            started = time.perf_counter()
+            with self._dropping_gradients():
+                loss = self.training_step(self.model_wrapped, batch)
+                assert self.newest is not None
+                step = self.newest
+                if self.ranks.world > 1:
+                    step.meter.merge(
+                        lambda numbers: self.ranks.gather(numbers, "the ratios of the step")
+                    )
+                step.local_loss = loss
+                step.loss = float(self.ranks.gather([float(loss)], "the loss of the step").mean())
+            step.train_s = time.perf_counter() - started
+            metrics = step.meter.summary() if step.is_update else {}
+            output = ForwardBackward(step.loss, metrics, step.row_logprobs)
+            if earlier is not None:
+                earlier.extend(step)
+                self.newest = earlier
+            return output
+
+    def optim_step(self) -> dict[str, Any]:
+        """Clip the accumulated gradients, take one step of optimizer and schedule, and serve the
+        new weights as the next policy version; return the step's metrics, as in ``metrics.jsonl``.
+
+        First sampler and trainer are compared on the tokens of the present weights. Raises
+        ``ConfigError`` without a ``forward_backward`` before, and where the two disagree;
+        ``NonFiniteLoss`` for a gradient that is not finite. Such an error drops the gradients.
+        """
+        if (step := self._open_step) is None:
+            raise ConfigError("optim_step has no gradients: call forward_backward before it")
+        with self.ranks.together():
+            with self._dropping_gradients():
+                self._compare(step)
+                self.take_step(is_update=step.is_update)
+            self.finish_step()
+            self.is_interrupted = self.interruption.signum is not None
+            self.interruption.release()
+            if self._is_own_loop:
+                self.ranks.share(self._raise_push_error, "the end of the step")
+        return step.metrics
+
+    def save_state(self, folder: str | Path) -> None:
+        """Write all that the run goes on from to ``folder``: weights, optimizer, schedule, random
+        generators, the state of the algorithm, and the position in the data with the rollouts not
+        yet trained. The folder is a checkpoint; an earlier one there is replaced.
+
+        Raises ``ConfigError`` between ``forward_backward`` and ``optim_step``, and where ``folder``
+        has other content; ``CheckpointError`` when it cannot be written. Every process calls it.
+        """
+        with self.ranks.together():
+            self.open()
+            if self._open_step is not None:
+                raise ConfigError(
+                    "save_state came between forward_backward and optim_step: gradients are no part"
+                    " of a state, so call optim_step before it"
+                )
+            self.save_checkpoint(folder=Path(folder))
+
+    def load_state(self, folder: str | Path) -> None:
+        """Go on from what ``save_state`` or a training wrote to ``folder``; gradients are dropped.
+        The engine is started again. Raises as ``train(resume_from_checkpoint=folder)`` does."""
+        self.close()
+        self.open(str(folder))
+
+    @contextmanager
+    def _dropping_gradients(self) -> Iterator[None]:
+        """An error in the block drops the gradients, the step that they are of, and what the loss
+        has remembered of it."""
+        if self._open_step is None:
+            self._loss_before = state_of(self.args, ("loss",))
+        try:
+            yield
+        except BaseException:
+            self._open_step = None
+            load_state(self.args, self._loss_before)
+            self.model_wrapped.zero_grad()
+            raise
+
+    def _batch_of_rows(self, rows: Sequence[PackedRow]) -> TrainBatch:
+        num_tokens = sum(int(carries_loss(row.loss_mask, row.weight).sum()) for row in rows)
+        counts_R = self.ranks.gather([num_tokens, len(rows)], "the rows of the step")
+        if len(set(counts_R[:, 1])) > 1:
+            numbers = ", ".join(
+                f"{int(count)} on rank {r}" for r, count in enumerate(counts_R[:, 1])
+            )
+            raise ConfigError(
+                f"forward_backward got other numbers of rows ({numbers}), and processes exchange"
+                " their gradients: give every rank as many, or pack(..., world=...)"
+            )
+        return of_rows(rows, self.ranks.rank, counts_R[:, 0].astype(int).tolist())
+
+    def training_step(  # type: ignore[override]
+        self,
+        model: torch.nn.Module,
+        inputs: TrainBatch,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """Forward and backward of every packed row of a batch; this process's summed loss."""
+        self.newest = step = self._new_step(inputs)
+        self._open_step = self._open_step or step
+        if not step.is_update:
+            return torch.zeros((), device=self.args.device)
+        return self._backward(model, step)
+
+    def _compare(self, step: Step) -> None:
+        """Compare sampler and trainer, and note what the step has computed so far."""
         started = time.perf_counter()
-        self.newest = self._open_step = step = self._new_step(batch)
-        if step.is_update:
-            loss = self._backward(model, step)
-        else:
-            loss = torch.zeros((), device=self.args.device)
-            self.withhold_update()
-        if self.ranks.world > 1:
-            step.meter.merge(lambda numbers: self.ranks.gather(numbers, "the ratios of the step"))
         if self.checks_sampler:  # in every step: an environment may change how it samples
             step.numbers |= self.canary.check() | self._check_sampler(step.meter)
-        mean_loss = float(self.ranks.gather([float(loss)], "the loss of the step").mean())
-        seconds = time.perf_counter() - started
-        step.numbers |= {"loss": mean_loss, **step.meter.summary(), "time/train": seconds}
+        step.train_s += time.perf_counter() - started
+        step.numbers |= {"loss": step.loss, **step.meter.summary(), "time/train": step.train_s}
         step.numbers["throughput/train_tokens_per_s"] = (
-            sum(row.num_computed for row in step.rows) / seconds
+            sum(row.num_computed for row in step.rows) / step.train_s
         )
-        yield loss
-        with self.weight_update():
-            yield loss
-        yield loss
-        self.finish_step()
-        self.is_interrupted = self.interruption.signum is not None
-        self.interruption.release()
 
     def _new_step(self, batch: TrainBatch) -> Step:
         """The step on ``batch``, whose rows have the log-probabilities that stay fixed during the
@@ -508,7 +759,8 @@ class RLTrainer(HFLoop):
             sum(row.num_tokens for row in batch.rows_R[rank]),
             self.args.device,
         )
-        return Step(batch, batch.rows_R[rank], meter, self.recorder.keeps_tokens)
+        keeps_tokens = self._is_own_loop or self.recorder.keeps_tokens
+        return Step(batch, batch.rows_R[rank], meter, keeps_tokens)
 
     def _rows_of(self, batch: TrainBatch) -> list[list[PackedRow]]:
         """This process's rows of each step of the whole batch."""
@@ -529,7 +781,7 @@ class RLTrainer(HFLoop):
                 finite.append(
                     torch.stack([torch.isfinite(out.logprobs).all(), torch.isfinite(loss)])
                 )
-                self.accelerator.backward(loss)
+                self.backward(model, loss)
             total += loss.detach()
             if step.keeps_tokens:
                 step.row_logprobs.append(out.logprobs.detach())
@@ -594,7 +846,7 @@ class RLTrainer(HFLoop):
                 yield
         except WeightSyncError as error:
             # the step itself is taken: it is finished and saved, then the error raised
-            self._push_error = self._push_error or error
+            self._push_error, self.has_failed = self._push_error or error, True
         else:
             if self.checks_sampler:
                 self.canary.ask(self.engine, self.policy_version + 1)
@@ -605,15 +857,14 @@ class RLTrainer(HFLoop):
         assert self.newest is not None
         step = self.newest
         step.is_whole = True
-        if self._push_error is not None:
-            self.control.should_training_stop = self.control.should_save = True
-            self.control.should_evaluate = False
         if self.reference is not None:
             self.reference.after_step(self.state.global_step)
-        newest_group = max(group.index for group in step.batch.whole_batch.groups)
-        self.state.epoch = (newest_group + 1) / len(self.examples)
+        if groups := step.batch.whole_batch.groups:  # rows of one's own are of no example
+            self.state.epoch = (max(group.index for group in groups) + 1) / len(self.examples)
+        self._num_sampled = 0
         if self.batches is not None:
             self.batches.set_version(self.policy_version, self.server.version)
+        if self.ranks.is_main:
             step.log(self.step_metrics(step.batch))
             self.recorder.finish_step(self.state.global_step, step)
         self._open_step = None
@@ -820,8 +1071,9 @@ class RLTrainer(HFLoop):
             with exporting(Path(folder)) as new:
                 self.training_run.save_model(new, merged=merged)
 
-    def save_checkpoint(self, *, is_last: bool = False) -> None:
-        """Write the checkpoint of the present step to ``checkpoint-<step>``; every rank calls it.
+    def save_checkpoint(self, *, is_last: bool = False, folder: Path | None = None) -> None:
+        """Write the checkpoint of the present step to ``folder``, by default ``checkpoint-<step>``;
+        every rank calls it.
 
         ``is_last``: of a run that ends, which waits for no rollout.
         """
@@ -835,6 +1087,12 @@ class RLTrainer(HFLoop):
         whole_batch = None if source is None else self._whole_batch
         if whole_batch and amid_batch(source.state, self.state.global_step, self.args):
             algorithm |= whole_batch.state_before
+
+        def snapshot() -> PipelineState:
+            if source is None:  # ``next_batch`` was not called
+                return self._start
+            return source.last_state() if is_last else source.snapshot()
+
         with self.interruption.held():
             self.checkpoints.save(
                 self.state,
@@ -842,9 +1100,10 @@ class RLTrainer(HFLoop):
                 self.lr_scheduler,
                 self.accelerator.scaler,
                 write_model=lambda folder: self.save_model(str(folder), _internal_call=True),
-                snapshot=lambda: source.last_state() if is_last else source.snapshot(),
+                snapshot=snapshot,
                 fixed=fixed,
                 algorithm=algorithm,
+                folder=folder,
             )
         self.recorder.spent("time/checkpoint", time.perf_counter() - started)
 
@@ -869,6 +1128,9 @@ class RLTrainer(HFLoop):
         finally:
             self.server.stop()
             self.recorder.trackers.close()
+            self.is_open = self._is_own_loop = False
+            self._open_step = None
+            self._session.close()
 
     def __enter__(self) -> Self:
         return self

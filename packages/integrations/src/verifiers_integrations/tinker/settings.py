@@ -11,7 +11,7 @@ import functools
 import time
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -31,6 +31,7 @@ from verifiers_trainer.settings.fields import (
     TIMEOUTS,
     Aggregation,
     Count,
+    plain,
 )
 
 Positive = Annotated[float, Range(gt=0.0)]
@@ -76,7 +77,8 @@ class TinkerConfig:
     seed: int = 42
     shuffle_dataset: bool = True
 
-    advantage: str = "mean"
+    advantage: Any = "mean"
+    """As in ``RLConfig``: a name, ``"mine.py:function"``, a function, or a class with a state."""
     aggregation: Aggregation = "token_mean"
     """Normalisation of the sum over tokens that the service minimises; applied to the
     advantages."""
@@ -163,20 +165,24 @@ class TinkerConfig:
             for name, hint in _hints().items()
             if any(isinstance(part, Free) for part in parts(hint))
         }
-        return {name: value for name, value in asdict(self).items() if name not in free}
+        names = (name for name in _hints() if name not in free)
+        return {name: plain(getattr(self, name)) for name in names}
 
     def problems(self) -> list[str]:
         """Return every violated rule as a sentence."""
-        ranges = _hints() | {"advantage": Literal[*ADVANTAGES]}
         problems = [
             f"{name} is {getattr(self, name)!r}; it must be {describe(hint)}"
-            for name, hint in ranges.items()
+            for name, hint in _hints().items()
             if any(
                 isinstance(part, Range) or typing.get_origin(part) is Literal
                 for part in parts(hint)
             )
             and not fits(getattr(self, name), hint)
         ]
+        try:
+            ADVANTAGES.resolve(self.advantage)
+        except ConfigError as error:
+            problems.append(f"advantage cannot be used: {error}")
         if not self.model:
             problems.append(
                 "model is missing: the service's name of the base model, for example Qwen/Qwen3-8B"

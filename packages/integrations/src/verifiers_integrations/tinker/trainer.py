@@ -8,15 +8,17 @@ One step::
     batches.set_version(n)                                              and start as the lag allows
 
 Pipeline, advantages, aggregation and staleness bound are those of ``RLTrainer``. A killed run
-resumes from its newest checkpoint: the state saved at the service, local counters, and rollouts not
-yet trained. torch is not used. One service, one adapter, no evaluation during the run (call
-``env.evaluate(trainer.client, ...)`` between two calls of ``train``).
+resumes from its newest checkpoint: the state saved at the service, that of an advantage that has
+one, local counters, and rollouts not yet trained. torch is not used. One service, one adapter, no
+evaluation during the run (call ``env.evaluate(trainer.client, ...)`` between two calls of
+``train``).
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,9 @@ from verifiers.runs.rollout import RunContext
 from verifiers_integrations.tinker.client import TINKER, TinkerClient
 from verifiers_integrations.tinker.data import datum, ratio_stats
 from verifiers_integrations.tinker.settings import TinkerConfig
+from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.algorithm.batch import TrainBatch
+from verifiers_trainer.algorithm.state import object_of, state_of
 from verifiers_trainer.pipeline.pipeline import Pipeline
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState, digest
@@ -68,7 +72,8 @@ class TinkerTrainer:
         self.env: Environment = environment_of(env)
         check_environment(self.env)
         check_advantage(self.env, config.advantage)
-        self.config, self.examples = config, examples_of(self.env)
+        self.config = replace(config, advantage=object_of(ADVANTAGES, config.advantage))
+        self.examples = examples_of(self.env)
         self.step = 0
         """Optimizer steps taken; also the policy version."""
         self.metrics_file = MetricsFile(config.folder)
@@ -240,6 +245,7 @@ class TinkerTrainer:
         folder = self.config.folder / f"{checkpoint_files.PREFIX}{self.step}"
         with checkpoint_files.writing(folder) as temporary:
             save_pipeline(temporary, pipeline, self.step, self._configuration())
+            checkpoint_files.save_algorithm(temporary, state_of(self.config, ("advantage",)))
             checkpoint_files.write_json(
                 temporary / SAVED, {"path": path, "model": self.config.model}
             )
@@ -302,4 +308,5 @@ class TinkerTrainer:
                 path=str(folder),
             )
         self.metrics_file.resume(self.step)
+        checkpoint_files.load_algorithm(folder, self.config)
         return pipeline

@@ -134,6 +134,15 @@ class RatioMeter:
         }
         self._read = dict(zip(self.NAMES, totals, strict=False)), largest[0], largest[1]
 
+    def extend(self, later: RatioMeter) -> None:
+        """Count what ``later``, of the same step and the same processes, counted too."""
+        (sums, *largest), (more, *larger) = self._totals(), later._totals()
+        ratio_max, abs_max = map(max, largest, larger)
+        for name, values in later._extra_terms.items():
+            self._extra_terms.setdefault(name, []).extend(values)
+        self._read = {name: sums[name] + more[name] for name in sums}, ratio_max, abs_max
+        self.rows += later.rows
+
     @property
     def num_current(self) -> int:
         """Tokens of the present version."""

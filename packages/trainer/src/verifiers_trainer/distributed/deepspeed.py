@@ -6,8 +6,9 @@ and a piece of the float32 parameter that is trained. ``fsdp`` calls these funct
 parameters, so that the rest of the trainer sees one kind of split model. DeepSpeed's checkpoint
 format is not used: files are those of a run that is not split.
 
-DeepSpeed takes its optimizer step inside the last backward pass of a step. So the gradient norm is
-known only then; when it is not finite, DeepSpeed leaves the weights unchanged.
+DeepSpeed clips and steps in one call, ``step``. So the gradient norm is known only then; when it is
+not finite, DeepSpeed leaves the weights unchanged. The last backward pass of a step is marked before
+it.
 
 ``adopt`` reads the launcher's settings, and makes accelerate use DeepSpeed on a CPU too, which is
 not its default. DeepSpeed is imported when it is used; code that depends on its internals is in the
@@ -279,6 +280,24 @@ def is_used(accelerator: Accelerator) -> bool:
     return accelerator.distributed_type == DistributedType.DEEPSPEED
 
 
+def mark(accelerator: Accelerator, *, is_last: bool) -> None:
+    """Say before a forward pass whether its backward pass is the last before ``step``."""
+    engine = accelerator.deepspeed_engine_wrapped.engine
+    if engine.managed_gradient_accumulation():
+        engine.set_gradient_accumulation_boundary(is_last)
+
+
+def backward(accelerator: Accelerator, loss: Tensor) -> None:
+    """Add gradients, and nothing more: accelerate's ``backward`` takes the step too."""
+    accelerator.deepspeed_engine_wrapped.engine.backward(loss)
+
+
+def step(accelerator: Accelerator) -> None:
+    """Clip the gradients of the backward passes and step the optimizer, unless the gradients are
+    not finite."""
+    accelerator.deepspeed_engine_wrapped.engine.step()
+
+
 def detach_engine(accelerator: Accelerator) -> Any:
     """Take DeepSpeed's engine from accelerate, which would destroy it at a second training."""
     engine, accelerator.deepspeed_engine_wrapped = accelerator.deepspeed_engine_wrapped, None
@@ -307,7 +326,7 @@ def settle(config: dict[str, Any], settings: TrainingArguments) -> None:
             raise ConfigError(f"{kind}_device {device!r} is not supported: set it to cpu or none")
     # the trainer uses torch's; DeepSpeed's would be compiled first
     config["zero_force_ds_cpu_optimizer"] = False
-    ours = {
+    ours: dict[str, Any] = {
         "gradient_accumulation_steps": 1,  # the trainer marks the last backward pass of a step
         "gradient_clipping": float(settings.max_grad_norm or 0.0),
         "train_micro_batch_size_per_gpu": 1,
@@ -320,6 +339,12 @@ def settle(config: dict[str, Any], settings: TrainingArguments) -> None:
         if (theirs := config.get(name, "auto")) not in ("auto", ours[name]) and _is_first():
             message = "DeepSpeed's %s is %s (%s); its configuration has %s"
             log.warning(message, name, ours[name], because, theirs)
+    if split["stage"] < 3:
+        # the step finishes the sums, and no pass is marked: after one marked last these stages drop
+        # what was added up before
+        ours["managed_gradient_accumulation"] = False
+    if split["stage"] == 1:
+        split["overlap_comm"] = False  # DeepSpeed requires it then
     config.update(
         ours,
         fp16={"enabled": False},

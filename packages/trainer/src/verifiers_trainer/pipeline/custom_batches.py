@@ -262,10 +262,7 @@ class CustomRollouts:
             started = time.monotonic()
             groups = self._next_groups()
             waited = time.monotonic() - started
-            largest = max(len(group.rollouts) for group in groups)
-            settings = copy.copy(self.config)
-            settings.derive(rollouts_per_example=largest)
-            batch = build(groups, [], settings, settings.world_size)
+            batch = batch_of(groups, self.config)
             goes_on, self._goes_on = self._goes_on, False
             is_step, numbers = (True, {}) if goes_on else self._signal.note(batch)
             if not is_step and self._record_dropped is not None:
@@ -275,7 +272,7 @@ class CustomRollouts:
             if is_step:
                 self.state.delivered += 1
                 self._in_training = batch.groups
-                batch.stats.update(WITHOUT_PIPELINE, **{"time/wait_generation": waited})
+                batch.stats["time/wait_generation"] = waited
                 return batch
 
     def _next_groups(self) -> list[Group]:
@@ -309,6 +306,16 @@ class CustomRollouts:
 
     def close(self) -> None:
         """No-op: nothing runs in the background."""
+
+
+def batch_of(groups: Sequence[Group], config: RLConfig) -> TrainBatch:
+    """The batch of finished rollouts, which are siblings as their groups say."""
+    settings = copy.copy(config)
+    largest = max((len(group.rollouts) for group in groups), default=1)
+    settings.derive(rollouts_per_example=largest)
+    batch = build(groups, [], settings, settings.world_size)
+    batch.stats.update(WITHOUT_PIPELINE, **{"time/wait_generation": 0.0})
+    return batch
 
 
 def groups_of(batch: object, turns_of: TurnsOf, first_index: int = 0) -> list[Group]:

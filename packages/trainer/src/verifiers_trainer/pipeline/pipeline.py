@@ -28,10 +28,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from verifiers.data.examples import Example
+from verifiers.data.examples import Example, examples_from
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
 from verifiers.rollouts.state import State
@@ -46,6 +47,7 @@ from verifiers.runs.rollout import (
     generate_group,
 )
 from verifiers.runs.runner import job_generator
+from verifiers.runtime.calls import blocking
 from verifiers_trainer.algorithm.batch import Group, TrainBatch, build
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
 from verifiers_trainer.pipeline.mixture import member_of
@@ -353,20 +355,9 @@ class Pipeline:
         try:
             example = self.schedule.example(index)
             context = replace(self.context, seed=self.schedule.seed_of(index), progress=progress)
-            jobs = [
-                Job(example, sibling, siblings, index * siblings + sibling)
-                for sibling in range(siblings)
-            ]
-            states = await generate_group(self.env, jobs, context, self._run_rollout)
-            self.progressed = time.monotonic()
-            weights = None
-            if self._decide_rewards is not None:
-                weights = await self._decide_rewards(index, states)
-            if weights is None:
-                weights = self.env.for_row(example.row).rubric.plan().weights
-            rollouts = tuple(state.rollout() for state in states)
-            member = member_of(self.env, example.row)
-            group = Group(index, example.example_id, rollouts, member, dict(weights))
+            group = await run_group(
+                self.env, example, index, siblings, context, self._run_rollout, self._decided
+            )
             self._collect(group.limited(self.config))
         except asyncio.CancelledError as error:
             if self.closing:
@@ -384,6 +375,12 @@ class Pipeline:
             async with self._changed:
                 self._admit()
                 self._changed.notify_all()
+
+    async def _decided(self, index: int, states: Sequence[State]) -> Mapping[str, float] | None:
+        self.progressed = time.monotonic()
+        if self._decide_rewards is None:
+            return None
+        return await self._decide_rewards(index, states)
 
     async def _run_rollout(self, env: RunEnvironment, job: Job, context: RunContext) -> State:
         state = await self._generate(env, job, context)
@@ -485,3 +482,58 @@ class Pipeline:
             "staleness/max": max(ages, default=math.nan),
             **({"examples/solved": len(self.state.solved)} if self.config.skip_solved else {}),
         }
+
+
+async def run_group(
+    env: Environment,
+    example: Example,
+    index: int,
+    siblings: int,
+    context: RunContext,
+    generate: GenerateJob = generate_and_score,
+    decide_rewards: DecideRewards | None = None,
+) -> Group:
+    """The scored rollouts of an example as the group of that index."""
+    jobs = [Job(example, n, siblings, index * siblings + n) for n in range(siblings)]
+    states = await generate_group(env, jobs, context, generate)
+    weights = None if decide_rewards is None else await decide_rewards(index, states)
+    if weights is None:
+        weights = env.for_row(example.row).rubric.plan().weights
+    rollouts = tuple(state.rollout() for state in states)
+    return Group(index, example.example_id, rollouts, member_of(env, example.row), dict(weights))
+
+
+def sample_groups(
+    env: Environment,
+    rows: Sequence[Mapping[str, Any]],
+    first: int,
+    siblings: int,
+    context: RunContext,
+    max_concurrent: int,
+) -> list[Group]:
+    """A group of ``siblings`` scored rollouts of each row, numbered from ``first``; block until
+    done. The context's client is closed at the end.
+
+    *Raises* ConfigError for rows that are none of the environment's.
+    """
+    try:
+        examples = examples_from(list(rows), env.row_format)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"sample got no rows of the dataset: {error}") from error
+
+    async def work() -> list[Group]:
+        slots = asyncio.Semaphore(max(1, max_concurrent // siblings))
+
+        async def numbered(number: int) -> Group:
+            index = first + number
+            async with slots:
+                seeded = replace(context, seed=(context.seed or 0) * 1_000_003 + index)
+                return await run_group(env, examples[number], index, siblings, seeded)
+
+        try:
+            return await asyncio.gather(*map(numbered, range(len(examples))))
+        finally:
+            if (close := getattr(context.client, "aclose", None)) is not None:
+                await close()
+
+    return blocking(work)

@@ -28,7 +28,7 @@ import math
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -40,11 +40,12 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 
-from verifiers.errors import CheckpointError
+from verifiers.errors import CheckpointError, ConfigError
 from verifiers.runtime.bounded import open_file
 from verifiers.runtime.decoding import decode_json, read_json
 from verifiers.runtime.failpoints import failpoint
 from verifiers.storage.files import atomic_write, share_modes, sync_folder
+from verifiers_trainer.algorithm.state import load_state
 from verifiers_trainer.distributed import deepspeed, fsdp
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,8 @@ PREFIX = "checkpoint-"
 UNFINISHED = ".tmp-"
 MANIFEST = "MANIFEST.json"
 SCALER = "scaler.json"
+ALGORITHM = "algorithm.json"
+"""The state of an algorithm that has one."""
 SCHEMA = 2
 CHECKSUM = "xxh3_128"
 CHECKSUMS: dict[str, Callable[[], Any]] = {CHECKSUM: xxhash.xxh3_128, "sha256": hashlib.sha256}
@@ -102,6 +105,16 @@ def writing(folder: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     failpoint("checkpoint.after_rename")
+
+
+def replaceable(folder: Path) -> Path:
+    """The absolute ``folder``, new, empty or a checkpoint. Raises ``ConfigError`` where it has
+    other content, which ``writing`` would remove."""
+    folder = folder.absolute()
+    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if is_free or (folder / MANIFEST).is_file():
+        return folder
+    raise ConfigError(f"{folder} has other content than a state: name a new folder to save it to")
 
 
 @contextmanager
@@ -272,6 +285,19 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
         current = optimizer.state_dict()["param_groups"]
         groups = [{**now, **then} for now, then in zip(current, written, strict=True)]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def save_algorithm(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write ``algorithm.state.state_of`` the settings; nothing for an algorithm without a state."""
+    if state:
+        write_json(folder / ALGORITHM, state)
+
+
+def load_algorithm(folder: Path, settings: object) -> None:
+    """Load what ``save_algorithm`` wrote, if anything, into the objects of ``settings``."""
+    if (folder / ALGORITHM).exists():
+        with reading(folder):
+            load_state(settings, read_json(folder / ALGORITHM))
 
 
 def save_scheduler(folder: Path, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:

@@ -87,7 +87,8 @@ class StepRecorder:
         now = time.perf_counter()
         step.numbers |= {"time/step": now - self._began, **self._between_steps}
         step.numbers |= token_uses(batch, number - 1)
-        generated = batch.stats["tokens/completion"] if batch.stats.get("batch/pass", 1) == 1 else 0
+        is_first_pass = batch.stats.get("batch/pass", 1) == 1
+        generated = batch.stats.get("tokens/completion", 0) if is_first_pass else 0
         step.numbers["throughput/generated_tokens_per_s"] = generated / step.numbers["time/step"]
         step.numbers |= device_numbers(
             self.run.model, step.numbers["throughput/train_tokens_per_s"]

@@ -24,7 +24,6 @@ from verifiers.storage.identity import code_of
 from verifiers.storage.provenance import provenance
 from verifiers_trainer.algorithm import old_logprobs
 from verifiers_trainer.algorithm.packing import PackedRow
-from verifiers_trainer.algorithm.state import load_state
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState, digest
@@ -48,8 +47,6 @@ log = logging.getLogger(__name__)
 BATCH = "batch_{}.safetensors"
 """The log-probabilities of a rank that stay fixed during a batch, in a checkpoint between its
 steps."""
-ALGORITHM = "algorithm.json"
-"""In a checkpoint: the state of an algorithm that has one."""
 AUTO = "auto"
 """Value of ``resume_from_checkpoint``: resume if there is a checkpoint."""
 SETTINGS = "settings.json"
@@ -158,15 +155,17 @@ class Checkpoints:
         snapshot: Callable[[], PipelineState],
         fixed: bytes | None = None,
         algorithm: Mapping[str, Any] = MappingProxyType({}),
+        folder: Path | None = None,
     ) -> None:
-        """Write ``checkpoint-<step>``, then remove those beyond ``save_total_limit``.
+        """Write ``checkpoint-<step>``, then remove those beyond ``save_total_limit``; or write
+        ``folder``.
 
         A collective; rank 0 writes, including the RNG states of every rank. state: transformers'
         ``TrainerState``, whose ``best_model_checkpoint`` is set; scaler: fp16's, or None; snapshot:
         returns the pipeline's state; fixed: between the steps of a batch, this rank's
         log-probabilities that stay fixed during it; algorithm: ``algorithm.state.state_of`` the
         settings. Raises ``CheckpointError`` on every rank when
-        writing fails.
+        writing fails, and ``ConfigError`` where ``folder`` has content that is no checkpoint.
         """
         run, ranks = self.run, self.run.ranks
         failpoint("checkpoint.before_sending")
@@ -184,7 +183,9 @@ class Checkpoints:
             )
 
         def write() -> str | None:
-            folder = run.folder / f"{checkpoint_files.PREFIX}{state.global_step}"
+            target = run.folder / f"{checkpoint_files.PREFIX}{state.global_step}"
+            if folder is not None:
+                target = checkpoint_files.replaceable(folder)
             best = (
                 run.folder / f"{checkpoint_files.PREFIX}{state.best_global_step}"
                 if state.best_global_step
@@ -193,14 +194,14 @@ class Checkpoints:
             if (
                 best is not None
                 and run.settings.load_best_model_at_end
-                and (best == folder or best.is_dir())
+                and (best == target or best.is_dir())
             ):
                 state.best_model_checkpoint = str(best)
             pipeline = snapshot()
             settings = self._described()
             settings |= {WEIGHTS_ONLY: True} if run.settings.save_only_model else {}
             settings |= {CHANGED_CODE: self.changed_code} if self.changed_code else {}
-            with checkpoint_files.writing(folder) as temporary:
+            with checkpoint_files.writing(target) as temporary:
                 write_model(temporary)
                 if not run.settings.save_only_model:
                     checkpoint_files.save_optimizer(temporary, optimizer, optimizer_state)
@@ -215,14 +216,14 @@ class Checkpoints:
                 name = _model_name(run)
                 save_pipeline(temporary, pipeline, state.global_step, settings, name)
                 state.save_to_json(str(temporary / "trainer_state.json"))
-                if algorithm:
-                    checkpoint_files.write_json(temporary / ALGORITHM, algorithm)
-            checkpoint_files.prune(
-                folder,
-                run.settings.save_total_limit,
-                protected=best,
-                keep_every=run.settings.keep_every,
-            )
+                checkpoint_files.save_algorithm(temporary, algorithm)
+            if folder is None:
+                checkpoint_files.prune(
+                    target,
+                    run.settings.save_total_limit,
+                    protected=best,
+                    keep_every=run.settings.keep_every,
+                )
             return state.best_model_checkpoint
 
         state.best_model_checkpoint = ranks.share(write, "the checkpoint to be written")
@@ -237,9 +238,7 @@ class Checkpoints:
 
     def restore_algorithm(self, folder: Path) -> None:
         """Load what ``save`` was given as ``algorithm`` into the objects of the settings."""
-        if (folder / ALGORITHM).exists():
-            with checkpoint_files.reading(folder):
-                load_state(self.run.settings, checkpoint_files.read_json(folder / ALGORITHM))
+        checkpoint_files.load_algorithm(folder, self.run.settings)
 
     # --- resume -----------------------------------------------------------------------------------
 

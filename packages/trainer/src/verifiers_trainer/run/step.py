@@ -10,17 +10,18 @@ from typing import Any
 import torch
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.algorithm.batch import TrainBatch
+from verifiers_trainer.algorithm.batch import TrainBatch, merged
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.algorithm.packing import PackedRow
 
 
 @dataclass(slots=True)
 class Step:
-    """What a training step knows; the trainer fills it from top to bottom of ``RLTrainer.step``."""
+    """What an optimizer step knows: ``forward_backward`` begins it, ``optim_step`` ends it."""
 
     batch: TrainBatch
-    """The data: the whole batch, or the part of it that any of several updates trains on."""
+    """The data: the whole batch, or the part of it that any of several updates trains on; of
+    several ``forward_backward`` one batch of all."""
     rows: list[PackedRow]
     """Those of this process."""
     meter: RatioMeter
@@ -33,8 +34,24 @@ class Step:
     """Metrics under the names of ``metrics.jsonl``, without those of the batch."""
     logged: dict[str, list[float]] = field(default_factory=dict)
     """What the user's code logged during the step, under any name."""
+    loss: float = 0.0
+    """The loss so far, the mean over the processes."""
+    local_loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+    """That of this process."""
+    train_s: float = 0.0
+    """Seconds of forward and backward passes and comparisons so far."""
     is_whole: bool = True
     """Whether the weights are those of ``global_step``: False while the step is being applied."""
+
+    def extend(self, later: Step) -> None:
+        """Add a later ``forward_backward``, whose gradients are added to those of this step."""
+        self.batch = merged([self.batch, later.batch])
+        self.rows = [*self.rows, *later.rows]
+        self.meter.extend(later.meter)
+        self.loss, self.local_loss = self.loss + later.loss, self.local_loss + later.local_loss
+        self.train_s += later.train_s
+        # the tokens of a batch are numbered by themselves
+        self.keeps_tokens, self.row_logprobs = False, []
 
     @property
     def is_update(self) -> bool:
