@@ -665,7 +665,7 @@ class RLTrainer(HFLoop):
         return step.metrics
 
     def save_state(self, folder: str | Path) -> None:
-        """Write all that the run goes on from to ``folder``: weights, optimizer, schedule, random
+        """Write all that the run continues from to ``folder``: weights, optimizer, schedule, random
         generators, the state of the algorithm, and the position in the data with the rollouts not
         yet trained. The folder is a checkpoint; an earlier one there is replaced.
 
