@@ -669,7 +669,8 @@ ROWS: dict[int, Row] = {
         _in(TRAINER, "without_the_check_a_gradient_that_is_no_number_ruins_every_weight"),
     ),
     42: Row(
-        "another tokenizer, another temperature, a chat template that rewrites what was said",
+        "another tokenizer, another temperature, a chat template that rewrites what was said, a gateway"
+        " that leaves out the system prompt or earlier turns",
         "refused before the step that would train on it, with the difference of log-probabilities"
         " or of tokens",
         (
@@ -679,6 +680,15 @@ ROWS: dict[int, Row] = {
                 "an_environment_that_changes_its_sampling_later_stops_the_run_at_that_step",
             ),
             *_in("trainer/cli/test_preflight", "a_tokenizer_of_another_model_is_found"),
+            *_in(
+                "trainer/engines/test_sync",
+                "a_server_whose_gateway_drops_the_system_prompt_is_refused",
+            ),
+            *_in(
+                "trainer/run/test_proof",
+                "a_server_that_leaves_out_messages_is_found",
+                "another_adapter_of_several_is_found",
+            ),
             *_in(
                 "trainer/policy/test_preparation",
                 "a_template_that_strips_thinking_is_one_warning_for_several_turns_and_an_error_when_required",
@@ -1148,6 +1158,7 @@ ROWS: dict[int, Row] = {
             "rows_lost_doubled_mixed_or_invented_are_reported",
             "a_training_that_is_not_the_undisturbed_one_is_reported",
             "a_command_that_hangs_is_a_violation_though_waiting_for_a_processor_is_not_counted",
+            "a_secret_in_a_file_of_a_round_is_reported",
         ),
     ),
     72: Row(
@@ -1361,18 +1372,146 @@ ROWS: dict[int, Row] = {
         _in("core/rubrics/test_judging", "letters_that_grow_in_lower_case_move_no_tag"),
     ),
     96: Row(
-        "torn metrics, proof and checkpoint of a training; a disk on which nothing can be written about"
-        " its end",
+        "torn metrics, proof and checkpoint of a training; a disk that is full at any of its files, or on"
+        " which nothing can be written about its end",
         "resumed to the same weights, bit for bit; the error that ended it keeps its name",
         _in(
             "trainer/run/test_damaged_files",
             "a_run_with_torn_files_is_resumed_to_the_same_weights",
             "an_error_keeps_its_name_when_nothing_can_be_written_about_it",
+            "on_a_full_disk_no_file_is_torn_the_error_names_one_and_the_run_is_resumed",
         ),
         _in(
             "trainer/run/test_damaged_files",
             "what_is_no_line_of_a_run_is_left_out_with_its_place",
+            "written_in_place_a_full_disk_leaves_half_a_file",
         ),
+    ),
+    97: Row(
+        "a failure of one request, call, process or judge of those that several rollouts share; an"
+        " answer without a request; a gateway's request that cannot be read or was refused",
+        "it costs the rollout that met it; nothing that was answered is asked again, and no answer is"
+        " another's",
+        (
+            *_in(
+                "faults/test_shared_parts",
+                "a_request_that_fails_costs_no_other_of_the_pool_of_connections",
+                "a_judge_that_fails_once_costs_no_other_verdict",
+                "a_process_of_a_pool_that_ends_costs_no_other_reward",
+                "a_zygote_that_dies_costs_no_later_session",
+            ),
+            *_in(
+                "core/environments/test_mcp_faults",
+                "a_call_without_a_usable_answer_is_made_once_and_costs_one_rollout",
+                "a_servers_own_error_is_told_to_the_model_whatever_its_number",
+                "a_call_that_is_given_up_closes_its_connection_and_says_so",
+                "an_answer_that_a_child_process_botches_costs_one_rollout",
+                "a_call_that_ends_its_server_fails_alone",
+                "nothing_is_asked_but_calls_and_nothing_after_the_run",
+            ),
+            *_in("core/runtime/test_http_clients", "an_answer_that_nobody_asked_for_is_nobodys"),
+            *_in(
+                "core/clients/test_serving",
+                "what_cannot_be_read_is_refused_in_the_form_of_its_path",
+            ),
+            *_in("agents/test_gateway", "a_refused_request_is_tried_anew_when_it_is_sent_again"),
+        ),
+        (
+            *_in(
+                "core/runtime/test_http_clients",
+                "negative_control_kept_as_it_is_a_connection_gives_it_to_the_next_request",
+            ),
+            *_in(
+                "core/environments/test_mcp_faults",
+                "a_server_that_forgot_its_sessions_is_connected_again_and_the_call_repeated",
+            ),
+        ),
+    ),
+    98: Row(
+        "secrets of headers, variables, servers, queries and sampling arguments, in every form in which"
+        " they are printed; a proxy and a redirect that would get them",
+        "hidden in every form; plain headers are shown; loopback is asked for directly",
+        (
+            *_in(
+                "core/runtime/test_redaction",
+                "each_way_in_remembers_its_secrets_in_every_form_they_are_printed",
+                "headers_and_keys_of_variables_of_any_name_are_remembered",
+                "headers_that_may_be_secrets_by_name_or_shape_are_hidden",
+            ),
+            *_in(
+                "core/runtime/test_http_clients",
+                "a_proxy_of_the_environment_is_not_asked_for_loopback",
+                "a_redirect_is_an_error_and_takes_no_key_along",
+                "a_key_of_a_mounted_file_is_sent_without_its_end",
+            ),
+            *_in(
+                "core/environments/test_mcp_http",
+                "keys_come_from_variables_and_are_never_stored",
+                "a_redirect_takes_no_key_elsewhere",
+            ),
+        ),
+        _in("core/runtime/test_redaction", "headers_that_are_plain_are_shown"),
+    ),
+    99: Row(
+        "many short things that add up: values of an answer, events of a stream, tools and what is said"
+        " of them, bodies that do not end, an index that claims a terabyte",
+        "each has its limit, also in sum; an agent takes no room of another",
+        (
+            *_in(
+                "core/environments/test_mcp_faults",
+                "an_answer_of_too_many_values_is_refused_before_they_are_made",
+                "a_stream_of_events_has_the_limits_of_a_message",
+                "a_compressed_stream_of_events_is_refused",
+                "tools_without_end_end_the_run_before_the_first_call",
+                "what_a_server_says_of_its_tools_is_bounded_in_every_row",
+            ),
+            *_in(
+                "core/clients/test_serving",
+                "a_body_counts_as_it_comes_so_one_that_does_not_end_takes_no_room",
+                "a_body_that_stands_still_is_refused_before_its_time_is_over",
+            ),
+            *_in(
+                "agents/test_gateway",
+                "bodies_of_no_announced_length_count_for_their_agent_as_they_come",
+            ),
+            *_in(
+                "core/runs/test_large_store",
+                "an_index_of_a_stranger_is_not_read_beyond_its_first_numbers",
+                "a_part_that_claims_more_than_its_rows_is_not_read",
+            ),
+        ),
+        (
+            *_in(
+                "core/runs/test_large_store", "a_fitting_index_is_used_and_what_came_later_is_read"
+            ),
+            *_in("faults/test_reply_size", "with_a_limit_above_the_bomb_it_is_held_whole"),
+        ),
+    ),
+    100: Row(
+        "a worker that is busy in a pattern, stopped or silent when its run is killed",
+        "it ends with its run, whatever holds its interpreter; a silent one costs its limit once",
+        _in(
+            "core/runs/test_workers",
+            "workers_end_with_a_caller_that_is_killed",
+            "a_halted_worker_ends_with_a_caller_that_is_killed",
+            "a_rollout_that_halts_its_workers_fails_alone",
+            "a_rollout_that_halts_a_worker_in_which_it_is_alone_costs_that_once",
+        ),
+        _in(
+            "core/runs/test_workers",
+            "negative_control_a_rollout_that_blocks_its_loop_for_longer_is_not_lost",
+        ),
+    ),
+    101: Row(
+        "a certificate of an unknown authority, an expired one, one of another name, no TLS",
+        "each client says what mends it, and none that a server should be started",
+        _in(
+            "core/runtime/test_tls",
+            "every_client_says_what_mends_the_trust",
+            "a_certificate_of_a_known_authority_may_be_old_or_of_another",
+            "with_the_authority_in_the_variable_the_server_is_trusted",
+        ),
+        _in("core/runtime/test_tls", "another_fault_of_a_connection_is_none_of_trust"),
     ),
 }
 
@@ -1381,7 +1520,7 @@ PROMISES: dict[str, tuple[int, ...]] = {
     "Interrupted at any instant, the same command finishes the run and does only what is pending. "
     "No row twice, none missing, none from another configuration.": (1, 2, 8, 9, 10, 60, 71, 73),
     "One rollout's failure is that rollout's failure. It never costs a neighbour, a request, or the run.": (
-        *(18, 19, 20, 27, 28, 29, 33, 92, 93, 94),
+        *(18, 19, 20, 27, 28, 29, 33, 92, 93, 94, 97),
     ),
     "An unknown reward is unknown. Never 0, never in a mean.": (21, 22, 23),
     "Every wait has a bound and says what it waits for.": (
@@ -1397,11 +1536,13 @@ PROMISES: dict[str, tuple[int, ...]] = {
         78,
         82,
         91,
+        100,
+        101,
     ),
     "The number of requests is bounded by one retry layer, which obeys the server and spreads out.": (
         *(11, 12, 13, 14, 15),
     ),
-    "Memory is bounded by concurrency, not by the number of rollouts.": (31, 32, 59),
+    "Memory is bounded by concurrency, not by the number of rollouts.": (31, 32, 59, 99),
     "No gradient from tokens of a policy other than the one recorded, nor older than the lag allows.": (
         *(37, 38, 39, 40, 41, 42, 43, 46, 76, 83),
     ),
@@ -1412,7 +1553,7 @@ PROMISES: dict[str, tuple[int, ...]] = {
         96,
     ),
     "Model output is data.": (52, 53, 54, 56, 57, 74, 75, 79, 81, 95),
-    "A key that a run holds is in none of its files and on none of its streams.": (58,),
+    "A key that a run holds is in none of its files and on none of its streams.": (58, 98),
     "A misspelt setting stops the run before the first request and names the right one.": (
         47,
         48,

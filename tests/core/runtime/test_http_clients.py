@@ -1,12 +1,14 @@
 """Loopback is never reached through a proxy, a key goes to no other address, and no message has it."""
 
 import asyncio
+import contextlib
 import http.server
 import socketserver
 import threading
 import urllib.error
 import urllib.request
 
+import aiohttp
 import pytest
 
 from verifiers.errors import ConfigError
@@ -121,3 +123,65 @@ def test_a_key_that_no_header_takes_is_named_and_not_quoted(middle):
     with pytest.raises(ConfigError, match=r"^KEY contains characters") as caught:
         header_value(SECRET + middle + "x", "KEY")
     assert SECRET not in str(caught.value)
+
+
+# --- connections that are kept --------------------------------------------------------------------
+
+
+async def answers_beside(surplus_s, session_of):
+    """What three requests get of a server that sends a second answer to the first one,
+    ``surplus_s`` later."""
+
+    async def serve(reader, writer):
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                path = head.split()[1].decode()
+                for text in ("/0", "surplus") if path == "/0" else (path,):
+                    if text == "surplus":
+                        await asyncio.sleep(surplus_s)
+                    body = text.encode()
+                    writer.write(
+                        b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+                    )
+                    await writer.drain()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    said = []
+    async with session_of(url) as session:
+        for path in ("/0", "/1", "/2"):
+            async with session.get(url + path) as answer:
+                said.append(await answer.text())
+            await asyncio.sleep(0.1)
+    server.close()
+    return said
+
+
+@pytest.mark.parametrize("surplus_s", [0.0, 0.02])
+async def test_an_answer_that_nobody_asked_for_is_nobodys(surplus_s):
+    assert await answers_beside(surplus_s, open_session) == ["/0", "/1", "/2"]
+
+
+async def test_negative_control_kept_as_it_is_a_connection_gives_it_to_the_next_request():
+    said = await answers_beside(0.02, lambda url: aiohttp.ClientSession())
+    assert said == ["/0", "surplus", "/1"]
+
+
+async def test_a_silent_connection_is_used_again():
+    opened = []
+
+    async def serve(reader, writer):
+        opened.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with open_session(url) as session:
+        for _ in range(5):
+            async with session.get(url) as answer:
+                await answer.read()
+    server.close()
+    assert len(opened) == 1

@@ -438,7 +438,7 @@ class HttpClient(Identified, ABC):
         num_connections = min(config.max_connections, connection_room())
         session = open_session(
             self.base_url,
-            connector=aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=KEEPALIVE_S),
+            connector={"limit": num_connections, "keepalive_timeout": KEEPALIVE_S},
             timeout=aiohttp.ClientTimeout(  # the total: _exchange
                 total=None, sock_connect=config.connect_timeout, sock_read=self._idle_timeout()
             ),

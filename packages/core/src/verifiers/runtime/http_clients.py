@@ -2,16 +2,21 @@
 
 A server on loopback is never reached through a proxy, whatever the variables of the process say:
 the proxy would be asked for itself, and would get the key. A redirect is not followed with a key
-that belongs to another address. A certificate that is not accepted is no reason to start a server:
+that belongs to another address. A connection on which anything came without a request is not used
+again: it would be the answer to the next request. A certificate that is not accepted is no reason to start a server:
 `tls_fault` says what is. The clients of vendors' own packages are not ours.
 """
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
+import select
 import ssl
 import urllib.request
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -21,6 +26,10 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
 
     import aiohttp
+    from aiohttp.client_proto import ResponseHandler
+    from aiohttp.client_reqrep import ConnectionKey
+    from aiohttp.connector import Connection
+    from aiohttp.tracing import Trace
 
 PROXY_VARIABLES = "HTTP_PROXY HTTPS_PROXY ALL_PROXY http_proxy https_proxy all_proxy".split()
 
@@ -101,15 +110,54 @@ def _tls_sentence(error: ssl.SSLError) -> str:
     return f"its certificate is not accepted ({words}): {correction}"
 
 
-def open_session(url: str, *, uses_proxy: bool = True, **options: Any) -> aiohttp.ClientSession:
-    """A session for the server at ``url``; ``options`` are those of ``aiohttp.ClientSession``.
+def open_session(
+    url: str,
+    *,
+    uses_proxy: bool = True,
+    connector: Mapping[str, Any] = MappingProxyType({}),
+    **options: Any,
+) -> aiohttp.ClientSession:
+    """A session for the server at ``url``; ``options`` are those of ``aiohttp.ClientSession``,
+    ``connector`` those of its ``aiohttp.TCPConnector``.
 
     The proxy is that of the environment, for a server on another machine and where ``uses_proxy``.
     """
     import aiohttp
 
     uses_proxy = uses_proxy and any(name in os.environ for name in PROXY_VARIABLES)
-    return aiohttp.ClientSession(trust_env=uses_proxy and not is_loopback_url(url), **options)
+    return aiohttp.ClientSession(
+        trust_env=uses_proxy and not is_loopback_url(url),
+        connector=_connector_class()(**connector),
+        **options,
+    )
+
+
+@functools.cache
+def _connector_class() -> type[aiohttp.TCPConnector]:
+    import aiohttp
+
+    class Connector(aiohttp.TCPConnector):
+        """Its kept connections are silent."""
+
+        async def _get(self, key: ConnectionKey, traces: list[Trace]) -> Connection | None:
+            for protocol, _ in self._conns.get(key, ()):
+                if _has_surplus(protocol):
+                    protocol.close()  # and is then passed over
+            return await super()._get(key, traces)
+
+    return Connector
+
+
+def _has_surplus(protocol: ResponseHandler) -> bool:
+    """Whether a server has sent more than was asked for, or has closed the connection."""
+    if protocol.should_close or protocol.transport is None:
+        return True
+    opened = protocol.transport.get_extra_info("socket")
+    if opened is None or not hasattr(select, "poll"):
+        return False
+    waiting = select.poll()
+    waiting.register(opened, select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 def open_url(request: str | urllib.request.Request, timeout_s: float) -> HTTPResponse:

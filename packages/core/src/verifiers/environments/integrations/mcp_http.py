@@ -97,7 +97,7 @@ async def http_streams(
     async with open_session(
         url,
         headers={"Accept-Encoding": "identity", **headers},
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        connector={"limit": 0, "keepalive_timeout": KEEPALIVE_S},
         auto_decompress=False,
         timeout=aiohttp.ClientTimeout(
             total=None, sock_connect=connect_limit_s, sock_read=MAX_SILENCE_S

@@ -29,6 +29,8 @@ from verifiers.sandbox.host.session import (
 from verifiers.sandbox.host.zygotes import Zygote, zygote_for
 from verifiers.sandbox.protocol import SandboxSpec
 
+ENDING_S = 1.0
+"""Seconds in which a zygote that was killed is seen to have ended."""
 CAUSE_S = 5.0
 """Seconds to wait for the supervisor to report why a worker ended."""
 
@@ -50,8 +52,15 @@ class Bubblewrap(ProbedBackend):
         mounts = tuple(spec.mounts.items())
         if spec.root is not None:
             mounts += ((IMAGE, spec.root), *host_libraries())
-        zygote = await asyncio.to_thread(zygote_for, self._path(), tuple(spec.packages), mounts)
-        return await Session.open(spec, _Namespaces(spec, zygote))
+        for is_last in (False, True):
+            zygote = await asyncio.to_thread(zygote_for, self._path(), tuple(spec.packages), mounts)
+            try:
+                return await Session.open(spec, _Namespaces(spec, zygote))
+            except SandboxUnavailable:
+                # a zygote that was killed meanwhile costs no session that it did not have
+                if is_last or not await asyncio.to_thread(zygote.ended_within, ENDING_S):
+                    raise
+        raise AssertionError("not reached")
 
     def _path(self) -> str:
         path = shutil.which(self._command)

@@ -71,6 +71,14 @@ class Zygote:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def ended_within(self, limit_s: float) -> bool:
+        """Whether it has ended, or does so in time."""
+        try:
+            self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def close(self) -> None:
         self._control.close()
         self._process.kill()
@@ -146,6 +154,8 @@ class Zygote:
             )
 
     def _last_error_line(self) -> str:
+        if self._errors.closed:
+            return "another took its place"
         self._errors.seek(0)
         lines = self._errors.read(2**16).decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else "it ended without a message"

@@ -143,7 +143,7 @@ class Server:
                 self.url,
                 uses_proxy=False,
                 headers={"Authorization": f"Bearer {header_value(self.api_key, 'the key')}"},
-                connector=aiohttp.TCPConnector(force_close=True),  # servers may restart meanwhile
+                connector={"force_close": True},  # servers may restart meanwhile
             )
         request = self._session.request(
             method,
