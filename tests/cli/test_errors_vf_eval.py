@@ -281,6 +281,24 @@ def test_a_refused_key_names_its_variable_and_never_its_value(refused, monkeypat
         assert locked.count == 0
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "needs a key, and none was sent, because the variable MY_KEY is not set (HTTP 401)"),
+        (403, "(HTTP 403; no key was sent, because the variable MY_KEY is not set)"),
+    ],
+)
+def test_a_key_that_was_not_sent_was_not_refused(refused, monkeypatch, status, said):
+    monkeypatch.delenv("MY_KEY", raising=False)
+    with FakeServer(models=Behaviour(status, body='{"error": "who are you"}')) as locked:
+        paragraph = refused("toy", "-b", locked.url, "-m", "m", "-k", "MY_KEY")
+        assert said in paragraph
+        assert "refused the key" not in paragraph
+        monkeypatch.setenv("MY_KEY", "sk-wrong")  # negative control
+        paragraph = refused("toy", "-b", locked.url, "-m", "m", "-k", "MY_KEY")
+        assert "not set" not in paragraph
+
+
 def test_an_unknown_model_stops_the_run_after_the_first_answer(vf_eval):
     body = '{"error": {"message": "The model `nope` does not exist", "code": "model_not_found"}}'
     with FakeServer(script=lambda hit: Behaviour(404, body=body), models=["a", "b"]) as picky:

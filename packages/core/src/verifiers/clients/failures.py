@@ -195,6 +195,8 @@ class Endpoint:
     key_name: str
     """The source of the key, for example "the variable OPENAI_API_KEY"."""
     api_key_var: str | None = None
+    has_key: bool = True
+    """Whether requests hold a key."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def redact(self, text: str) -> str:
@@ -287,7 +289,7 @@ def failure(
             f"{url} filtered this request by its content (HTTP {status}){detail}", **facts
         )
     if status == 401 or meaning == "key":
-        message = f"{url} refused the key in {endpoint.key_name} (HTTP {status}){detail}"
+        message = f"{url} {_of_key(endpoint)} (HTTP {status}){detail}"
         return AuthenticationFailed(message, api_key_var=endpoint.api_key_var, **facts)
     if meaning == "feature":
         return ModelRefused(
@@ -317,6 +319,12 @@ def without_reply(
     return type(error)(endpoint.redact(f"{error}{detail}"), **facts)
 
 
+def _of_key(endpoint: Endpoint) -> str:
+    if endpoint.has_key:
+        return f"refused the key in {endpoint.key_name}"
+    return f"needs a key, and none was sent, because {endpoint.key_name} is not set"
+
+
 def _by_status(
     status: int, detail: str, endpoint: Endpoint, retry_after_s: float | None, facts: dict[str, Any]
 ) -> VerifiersError:
@@ -327,10 +335,9 @@ def _by_status(
             f"{url} failed with HTTP {status}{detail}", retry_after_s=retry_after_s, **facts
         )
     if status == 403:
-        message = (
-            f"{url} denies access (HTTP 403; if it does so for every request, check the key in"
-            f" {endpoint.key_name}){detail}"
-        )
+        about = "if it does so for every request, check the key in {}"
+        about = about if endpoint.has_key else "no key was sent, because {} is not set"
+        message = f"{url} denies access (HTTP 403; {about.format(endpoint.key_name)}){detail}"
         return AuthenticationFailed(message, api_key_var=endpoint.api_key_var, **facts)
     if status in (404, 405):
         message = (

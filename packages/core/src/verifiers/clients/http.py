@@ -472,6 +472,7 @@ class HttpClient(Identified, ABC):
                 else f"the variable {self.config.api_key_var}"
             ),
             api_key_var=None if has_key else self.config.api_key_var,
+            has_key=bool(key) or self._sends_own_key(),
             secrets=tuple(sorted((s for s in secrets if len(s) >= 6), key=len, reverse=True)),
         )
 
@@ -505,9 +506,7 @@ class HttpClient(Identified, ABC):
         key = (
             self._api_key if self._api_key is not None else os.environ.get(self.config.api_key_var)
         )
-        sent = {name.lower() for name in self.config.extra_headers}
-        sends_own_key = sent & {"authorization", self.key_header.lower()}
-        if key is None and not is_loopback_url(self.base_url) and not sends_own_key:
+        if key is None and not is_loopback_url(self.base_url) and not self._sends_own_key():
             name = self.config.api_key_var
             raise MissingKeyError(
                 f"{self.base_url} needs a key: set the environment variable {name} (any text where"
@@ -517,6 +516,11 @@ class HttpClient(Identified, ABC):
         key = header_value(key or "", f"the key for {self.base_url}")
         remember_values([key])
         return key or None
+
+    def _sends_own_key(self) -> bool:
+        """Whether the headers of the settings hold the key."""
+        names = {name.lower() for name in self.config.extra_headers}
+        return bool(names & {"authorization", self.key_header.lower()})
 
     def _url(self, path: str) -> URL:
         return (self._base / path).update_query(self._query) if self._query else self._base / path
