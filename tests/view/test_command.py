@@ -16,7 +16,7 @@ from support.atif_rollouts import played
 from support.eval_command import runner_of
 from verifiers.cli.view import COMMAND
 from verifiers.view.app import static_files
-from verifiers.view.export import joined
+from verifiers.view.export import joined, modules
 
 CAREFUL = "evals%2Ftimes-table--careful-7b%2F3fa9c1d2"
 
@@ -133,6 +133,19 @@ def test_a_copy_works_from_the_disk(vf_view, runs, page):
     assert page.js("return window.owned") is None
 
 
+def test_a_copy_draws_markdown_and_formulas_from_the_disk(vf_view, tmp_path, page):
+    view_runs.prose_run(tmp_path / "areas")
+    url = json.loads(vf_view("export", str(tmp_path / "areas"), "site", "--json").out)["url"]
+    page.open(f"{url}#/run/evals%2Fareas--writer%2F11bb22cc/0")
+    page.wait_text("rollout begins")
+    assert page.count(".drawn .katex-html") == 4
+    fonts = "return document.fonts.ready.then(() => document.fonts.check('12px KaTeX_Math'))"
+    assert page.js(fonts)
+    loaded = "return [...document.fonts].filter((font) => font.status === 'loaded').length"
+    assert page.js(loaded) > 2
+    assert (tmp_path / "site" / "vendor" / "LICENSE-katex.txt").exists()
+
+
 def test_a_copy_says_nothing_of_this_machine(vf_view, runs, tmp_path):
     assert vf_view(str(runs), "--export", "site", "--once").code == 0
     written = b"".join(
@@ -164,16 +177,16 @@ def test_copying_tells_how_far_it_is(vf_view, runs, monkeypatch):
 
 
 def test_the_modules_can_be_joined():
-    modules = {name: text.decode() for name, text in static_files().items() if name.endswith(".js")}
+    own = modules(static_files())
     names = [
         name
-        for text in modules.values()
+        for text in own.values()
         for name in re.findall(
             r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", text, re.MULTILINE
         )
     ]
     assert sorted(names) == sorted(set(names))
-    script = joined(modules)
+    script = joined(own)
     assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
     assert all(f"function {name}(" in script for name in ("visible", "transcript", "runsPage"))
     assert (

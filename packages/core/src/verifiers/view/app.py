@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -34,7 +35,11 @@ TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
+    ".woff2": "font/woff2",
+    ".txt": "text/plain; charset=utf-8",
 }
+VENDOR = "vendor/"
+"""Begins the names of the libraries' files: Markdown, formulas and their licences."""
 
 
 def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
@@ -80,7 +85,7 @@ def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
         Route(WRITES, label, methods=["POST"]),
         Route("/api/{question}", api),
         Route("/", static),
-        Route("/static/{name}", static),
+        Route("/static/{name:path}", static),
     ]
     rules: dict[str, Any] = {
         "hosts": allowed_hosts(host),
@@ -91,10 +96,16 @@ def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
 
 
 def static_files() -> dict[str, bytes]:
-    """The page's static files, by name."""
-    folder = resources.files("verifiers.view") / "static"
-    entries = {entry.name: entry for entry in folder.iterdir() if entry.name.endswith(tuple(TYPES))}
-    return {name: entries[name].read_bytes() for name in sorted(entries)}
+    """The page's static files, by name; those of libraries are ``vendor/NAME``."""
+    return dict(sorted(_files(resources.files("verifiers.view") / "static", "")))
+
+
+def _files(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _files(entry, f"{path}{entry.name}/")
+        elif entry.name.endswith(tuple(TYPES)):
+            yield f"{path}{entry.name}", entry.read_bytes()
 
 
 def answer_table(library: Library) -> dict[str, Callable[[Mapping[str, str]], Any]]:

@@ -21,7 +21,7 @@ from verifiers.errors import ConfigError, JournalError
 from verifiers.runtime.bounded import TooLong, read_file
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import replacing
-from verifiers.view.app import static_files
+from verifiers.view.app import VENDOR, static_files
 from verifiers.view.catalog import TRAINING
 from verifiers.view.describe import DAMAGE
 from verifiers.view.guard import POLICY
@@ -57,9 +57,10 @@ def export(
             (new / "data").mkdir(parents=True)
             files = static_files()
             (new / "style.css").write_bytes(files["style.css"])
-            (new / "page.js").write_text(
-                joined({n: f.decode() for n, f in files.items() if n.endswith(".js")})
-            )
+            (new / "page.js").write_text(joined(modules(files)))
+            for name in filter(lambda name: name.startswith(VENDOR), files):
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                (new / name).write_bytes(files[name])
             (new / "index.html").write_text(_page(files["index.html"].decode()))
             last_report = time.monotonic()
             for name, answer in _answers(library):
@@ -72,6 +73,12 @@ def export(
             f"{out} cannot be written: {error.strerror or error}", path=str(out)
         ) from error
     return out / "index.html"
+
+
+def modules(files: Mapping[str, bytes]) -> dict[str, str]:
+    """The page's own modules, by name."""
+    own = (name for name in files if name.endswith(".js") and not name.startswith(VENDOR))
+    return {name: files[name].decode() for name in own}
 
 
 def joined(modules: Mapping[str, str]) -> str:
@@ -100,8 +107,8 @@ def _page(page: str) -> str:
     marker = f'<meta name="generator" content="{MARKER}">'
     rules = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     page = page.replace(charset, f"{charset}\n{marker}\n{rules}")
-    page = page.replace("static/style.css", "style.css")
-    return page.replace(script, '<script defer src="page.js">')
+    page = page.replace(script, '<script defer src="page.js">')
+    return page.replace("static/", "")
 
 
 def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:

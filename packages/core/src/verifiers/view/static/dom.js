@@ -1,7 +1,6 @@
 // Create elements from data. Text always becomes text nodes; no text is parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
-const MATH = "http://www.w3.org/1998/Math/MathML";
 
 export const NARROW = matchMedia("(max-width: 40rem)"); // a phone, as in style.css
 
@@ -11,10 +10,6 @@ export function h(tag, props, ...children) {
 
 export function svg(tag, props, ...children) {
   return fill(document.createElementNS(SVG, tag), props, children);
-}
-
-export function mathml(tag, props, ...children) {
-  return fill(document.createElementNS(MATH, tag), props, children);
 }
 
 function fill(element, props, children) {

@@ -1,36 +1,33 @@
-// Markdown as elements: headings, lists, tables, quotes, code, emphasis and formulas, of text that may be hostile. Text
-// becomes text nodes and nothing else: HTML in it is shown as written, no address is linked or loaded. Every text node
+// Markdown as elements, read by markdown-it, of text that may be hostile. Its tokens become elements of a fixed set and
+// text nodes, never markup: HTML is shown as written, no address is linked or loaded, nothing is hidden. Every text node
 // knows its place in the text, so that what is copied is the text as it was written.
 
-import { h, pushAll, spelled, visible } from "./dom.js";
 import { copyButton } from "./copy.js";
-import { formula } from "./latex.js";
+import { h, pushAll, spelled, visible } from "./dom.js";
+import { formulaOr } from "./formula.js";
 
-const MAX_NESTED = 8;
+const MAX_NESTED = 16; // levels of lists and quotes; what is deeper is shown as written
 const MAX_FORMULA_LINES = 100;
-// Each pattern takes time in proportion to the line: hostile text must not stop the page.
-const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*)$/;
-const RULE = /^ {0,3}([-*_])(?: *\1){2,} *$/;
-const QUOTE = /^ {0,3}> ?/;
-const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +)(?=\S)/;
-const DIVIDER = /^\|? *:?-+:? *(?:\| *:?-+:? *)*\|?$/;
-const LINK = /\[([^[\]\n]{0,300})\]\((https?:\/\/[^\s()]{1,500})\)/y;
-const DISPLAYS = [["$$", "$$"], ["\\[", "\\]"]];
-const INLINES = [["\\(", "\\)"], ["$", "$"]];
-const EMPHASES = [["***", "strong"], ["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
+const MAX_FORMULA_CHARS = 2000;
+const MAX_TRIES = 50; // of ends of a formula: a text must not cost the square of its length
+const PAIRS = [["$$", "$$"], ["\\[", "\\]"], ["\\(", "\\)"], ["$", "$"]];
+const isDisplayed = ([open]) => open === "$$" || open === "\\[";
+const TAGS = { em: "em", strong: "strong", s: "del" };
 
 const sources = new WeakMap(); // text node -> {start, end, exact}: where it stands in the text
+const parser = makeParser();
 
 // The nodes of a text; `mark` is a text to highlight.
 export function markdown(text, mark = "") {
+  // Lines end in one way, with every character where it was.
+  const plain = text.replace(/\r\n?/g, (end) => (end.length === 2 ? " \n" : "\n"));
   let at = 0;
-  const lines = text.split("\n").map((line) => {
+  const lines = plain.split("\n").map((line) => {
     const placed = { text: line, at };
     at += line.length + 1;
     return placed;
   });
-  return blocks(lines, { mark }, 0);
+  return blocks(parser.parse(plain, {}), lines, mark);
 }
 
 // The part of `raw` that a selection covers within `box`, which holds the nodes of `markdown(raw)`; null for none.
@@ -49,166 +46,87 @@ export function selected(box, range, raw) {
   return to < 0 ? null : raw.slice(from, to);
 }
 
-// --- blocks -----------------------------------------------------------------------------------------------------
+// --- the parser -------------------------------------------------------------------------------------------------
 
-function blocks(lines, context, depth) {
-  const found = [];
-  for (let i = 0; i < lines.length;) {
-    if (!lines[i].text.trim()) {
-      i++;
-      continue;
+function makeParser() {
+  const made = window.markdownit({ html: false, linkify: false, typographer: false });
+  // What would hide or change what was written; tokens that are joined lose their place.
+  made.disable(["normalize", "text_join", "html_block", "reference", "html_inline", "autolink", "entity", "fragments_join"]);
+  const everywhere = { alt: ["paragraph", "reference", "blockquote", "list"] };
+  made.block.ruler.before("table", "deep", deepBlock);
+  made.block.ruler.before("table", "math", mathBlock, everywhere);
+  made.block.ruler.before("blockquote", "grid", gridBlock, everywhere);
+  made.inline.ruler.before("escape", "math", mathInline);
+  made.inline.ruler.push("character", (state, isSilent) => {
+    if (!isSilent) state.pending += state.src[state.pos];
+    state.pos += 1;
+    return true;
+  });
+  made.inline.State = class extends made.inline.State {
+    constructor(...words) {
+      super(...words);
+      let pending = "";
+      Object.defineProperty(this, "pending", { get: () => pending, set: (text) => {
+        if (!pending) this.pendingStart = this.pos;
+        pending = text;
+      } });
     }
-    const block = depth < MAX_NESTED && BLOCKS.map((read) => read(lines, i, context, depth)).find(Boolean);
-    const end = block ? block.next : endOfParagraph(lines, i, depth);
-    found.push(block ? block.node : paragraph(lines.slice(i, end), context));
-    i = end;
-  }
-  return found;
+
+    pushPending() {
+      return Object.assign(super.pushPending(), { start: this.pendingStart });
+    }
+
+    push(type, ...words) {
+      const token = super.push(type, ...words);
+      const before = this.tokens.at(-2); // the marks of one run are pushed from its start
+      const isSameRun = type === "text" && before?.type === "text" && before.pushedAt === this.pos;
+      return Object.assign(token, { pushedAt: this.pos, start: isSameRun ? before.start + before.content.length : this.pos });
+    }
+  };
+  return made;
 }
 
-const BLOCKS = [code, displayed, tabled, gridded, heading, rule, quote, listed, indented];
+const lineOf = (state, line) => state.src.slice(state.bMarks[line] + state.tShift[line], state.eMarks[line]);
 
-function endOfParagraph(lines, start, depth) {
-  let end = start + 1;
-  while (end < lines.length && lines[end].text.trim() && !(depth < MAX_NESTED && begins(lines, end))) end++;
-  return end;
+function pushLines(state, type, start, end) {
+  const token = state.push(type, "", 0);
+  token.content = state.getLines(start, end, state.blkIndent, false);
+  token.map = [start, end];
+  state.line = end;
+  return true;
 }
 
-function begins(lines, i) {
-  const { text } = lines[i];
-  return FENCE.test(text) || HEADING.test(text) || RULE.test(text) || QUOTE.test(text) || ITEM.test(text) || DISPLAYS.some(([open]) => text.trimStart().startsWith(open)) || isTable(lines, i) || isGrid(lines, i);
+function deepBlock(state, start, end) {
+  if (state.level < MAX_NESTED) return false;
+  let next = start + 1;
+  while (next < end && (state.isEmpty(next) || state.sCount[next] >= state.blkIndent || state.sCount[next] < 0)) next++;
+  return pushLines(state, "deep", start, next);
 }
 
-function code(lines, i, context) {
-  const match = lines[i].text.match(FENCE);
-  if (!match) return null;
-  const [fence, language] = [match[1], match[2].trim().split(/\s/)[0]];
-  let end = i + 1;
-  const isEnd = (text) => text.trim().length >= fence.length && text.trim() === fence[0].repeat(text.trim().length) && !text.startsWith("    ");
-  while (end < lines.length && !isEnd(lines[end].text)) end++;
-  return { node: verbatim(lines.slice(i + 1, end), context, language), next: Math.min(end + 1, lines.length) };
-}
-
-function verbatim(lines, context, language = "") {
-  const joined = join(lines);
-  return h("figure", { class: "code" }, h("figcaption", null, h("span", null, visible(language.slice(0, 40))), copyButton(() => joined.text)),
-    h("pre", null, h("code", null, leaf(joined, 0, joined.text.length, context))));
-}
-
-function displayed(lines, i, context) {
-  const text = lines[i].text.trimStart();
-  const pair = DISPLAYS.find(([open]) => text.startsWith(open));
-  if (!pair) return null;
-  const indent = lines[i].text.length - text.length;
-  for (let end = i; end < Math.min(lines.length, i + MAX_FORMULA_LINES) && (end === i || lines[end].text.trim()); end++) {
-    const from = end === i ? indent + 2 : 0;
-    const close = lines[end].text.indexOf(pair[1], from);
+function mathBlock(state, start, end, isSilent) {
+  if (state.sCount[start] - state.blkIndent >= 4) return false;
+  const first = lineOf(state, start);
+  const pair = PAIRS.find((one) => isDisplayed(one) && first.startsWith(one[0]));
+  if (!pair) return false;
+  for (let line = start; line < Math.min(end, start + MAX_FORMULA_LINES); line++) {
+    if (line > start && (state.isEmpty(line) || state.sCount[line] < state.blkIndent)) return false;
+    const text = lineOf(state, line);
+    const close = text.indexOf(pair[1], line === start ? 2 : 0);
     if (close < 0) continue;
-    if (lines[end].text.slice(close + 2).trim().length > 1) return null; // a sentence goes on: it is part of a line
-    const inside = join(lines.slice(i, end + 1));
-    const first = indent + 2;
-    const last = inside.text.lastIndexOf(pair[1]);
-    return { node: h("div", { class: "formula" }, mathOf(inside, indent, first, last, last + 2, true, context), leaf(inside, last + 2, inside.text.length, context)), next: end + 1 };
+    if (text.slice(close + 2).trim().length > 1) return false; // a sentence goes on: it is part of a line
+    return isSilent || pushLines(state, "math_block", start, line + 1);
   }
-  return null;
-}
-
-function heading(lines, i, context) {
-  const match = lines[i].text.match(HEADING);
-  if (!match) return null;
-  const from = lines[i].text.length - match[2].length;
-  const title = match[2].trimEnd().replace(/ #+$/, "");
-  const joined = join([lines[i]]);
-  return { node: h("p", { class: `heading h${match[1].length}`, role: "heading", "aria-level": String(Math.min(6, match[1].length + 2)) }, inline(joined, from, from + title.length, context)), next: i + 1 };
-}
-
-function rule(lines, i) {
-  return RULE.test(lines[i].text) ? { node: h("hr"), next: i + 1 } : null;
-}
-
-function quote(lines, i, context, depth) {
-  if (!QUOTE.test(lines[i].text)) return null;
-  let end = i;
-  while (end < lines.length && QUOTE.test(lines[end].text)) end++;
-  const inner = lines.slice(i, end).map((line) => cut(line, line.text.match(QUOTE)[0].length));
-  return { node: h("blockquote", null, blocks(inner, context, depth + 1)), next: end };
-}
-
-function listed(lines, i, context, depth) {
-  const first = lines[i].text.match(ITEM);
-  if (!first || first[1].length > 3) return null;
-  const isOrdered = /\d/.test(first[2]);
-  const items = [];
-  let at = i;
-  while (at < lines.length) {
-    const match = lines[at].text.match(ITEM);
-    if (!match || match[1].length > 3 || /\d/.test(match[2]) !== isOrdered || RULE.test(lines[at].text)) break;
-    const width = match[0].length;
-    const inner = [cut(lines[at], width)];
-    for (at++; at < lines.length; at++) {
-      const { text } = lines[at];
-      const indent = text.length - text.trimStart().length;
-      const isBlank = !text.trim();
-      if (isBlank && at + 1 < lines.length && /^ {2,}\S/.test(lines[at + 1].text)) inner.push(cut(lines[at], text.length));
-      else if (!isBlank && indent >= Math.min(width, 2)) inner.push(cut(lines[at], Math.min(indent, width)));
-      else break;
-    }
-    items.push(h("li", null, blocks(inner, context, depth + 1)));
-    if (at < lines.length && !lines[at].text.trim() && ITEM.test(lines[at + 1]?.text ?? "")) at++;
-  }
-  const start = isOrdered ? Number(first[2].slice(0, -1)) : null;
-  return { node: h(isOrdered ? "ol" : "ul", start !== null && start !== 1 ? { start: String(start) } : null, items), next: at };
-}
-
-function isTable(lines, i) {
-  return lines[i].text.includes("|") && (lines[i + 1]?.text ?? "").includes("-") && DIVIDER.test(lines[i + 1].text.trim()) && cells(lines[i]).length === cells(lines[i + 1]).length;
-}
-
-function tabled(lines, i, context) {
-  if (!isTable(lines, i)) return null;
-  const aligns = cells(lines[i + 1]).map(({ text }) => (/^ *:?-+: *$/.test(text) ? (text.trim().startsWith(":") ? "center" : "right") : null));
-  const row = (line, tag) => h("tr", null, cells(line).slice(0, 50).map((cell, n) => h(tag, { class: aligns[n] }, inline(join([cell]), 0, cell.text.length, context))));
-  let end = i + 2;
-  while (end < lines.length && lines[end].text.trim() && lines[end].text.includes("|")) end++;
-  return { node: h("div", { class: "wide-table" }, h("table", null, h("thead", null, row(lines[i], "th")), h("tbody", null, lines.slice(i + 2, end).map((line) => row(line, "td"))))), next: end };
-}
-
-function cells(line) {
-  const found = [];
-  const text = line.text.trimEnd();
-  let from = text.match(/^ *\|?/)[0].length;
-  for (let at = from; at <= text.length; at++) {
-    if (at < text.length && (text[at] !== "|" || text[at - 1] === "\\")) continue;
-    if (at < text.length || at > from) {
-      const cell = text.slice(from, at);
-      found.push({ text: cell.trim(), at: line.at + from + (cell.length - cell.trimStart().length) });
-    }
-    from = at + 1;
-  }
-  return found;
-}
-
-function indented(lines, i, context) {
-  if (!/^(?: {4}|\t)\s*\S/.test(lines[i].text) || (i && lines[i - 1].text.trim())) return null;
-  let end = i;
-  while (end < lines.length && /^(?: {4}|\t)/.test(lines[end].text)) end++;
-  return { node: verbatim(lines.slice(i, end).map((line) => cut(line, line.text[0] === "\t" ? 1 : 4)), context), next: end };
+  return false;
 }
 
 // Lines that draw a grid, in a fixed width.
-function gridded(lines, i, context) {
-  if (!isGrid(lines, i)) return null;
-  let end = i;
-  while (end < lines.length && isGridLine(lines[end].text)) end++;
-  const joined = join(lines.slice(i, end));
-  return { node: h("pre", { class: "grid-text" }, leaf(joined, 0, joined.text.length, context)), next: end };
-}
-
-const isGrid = (lines, i) => isGridLine(lines[i].text) && i + 1 < lines.length && isGridLine(lines[i + 1].text);
-
-function paragraph(lines, context) {
-  const joined = join(lines);
-  return h("p", null, inline(joined, 0, joined.text.length, context));
+function gridBlock(state, start, end, isSilent) {
+  const isGrid = (line) => line < end && state.sCount[line] >= state.blkIndent && isGridLine(lineOf(state, line));
+  if (!isGrid(start) || !isGrid(start + 1)) return false;
+  if (isSilent) return true;
+  let next = start + 2;
+  while (isGrid(next)) next++;
+  return pushLines(state, "grid", start, next);
 }
 
 function isGridLine(text) {
@@ -220,123 +138,188 @@ function isGridLine(text) {
   return words.length === 1 && line.length > 3 && /^[^\p{L}\d\s]+$/u.test(line) && new Set(line).size > 1;
 }
 
-// --- text -------------------------------------------------------------------------------------------------------
-
-const cut = (line, width) => ({ text: line.text.slice(width), at: line.at + Math.min(width, line.text.length) });
-
-// Lines as one text that knows where each of them stands.
-function join(lines) {
-  const starts = [];
-  let length = 0;
-  for (const line of lines) {
-    starts.push([length, line.at]);
-    length += line.text.length + 1;
+function mathInline(state, isSilent) {
+  const { src, pos, posMax } = state;
+  const pair = "$\\".includes(src[pos]) && PAIRS.find(([open]) => src.startsWith(open, pos));
+  if (!pair) return false;
+  const isMoney = pair[0] === "$"; // it costs $5 and $10
+  const first = pos + pair[0].length;
+  const isSpace = (at) => at >= posMax || /\s/.test(src[at]);
+  if (isMoney && isSpace(first)) return false;
+  state.noEnd ??= {}; // mark -> no formula that begins after this place has an end
+  if (state.noEnd[pair[1]] <= first) return false;
+  let close = src.indexOf(pair[1], first);
+  for (let tries = 1; close >= 0 && isMoney && (src[close - 1] === "\\" || isSpace(close - 1) || /\d/.test(src[close + 1] ?? "")); tries++) {
+    close = tries < MAX_TRIES ? src.indexOf(pair[1], close + 1) : -1;
   }
-  return { text: lines.map((line) => line.text).join("\n"), starts };
+  if (close < 0) state.noEnd[pair[1]] = first;
+  if (close <= first || close + pair[1].length > posMax || close - first > MAX_FORMULA_CHARS) return false;
+  if (!isSilent) Object.assign(state.push("math", "", 0), { first, last: close, end: close + pair[1].length, isDisplay: isDisplayed(pair) });
+  state.pos = close + pair[1].length;
+  return true;
 }
 
-function placeOf({ starts }, at) {
+// --- blocks -----------------------------------------------------------------------------------------------------
+
+function blocks(tokens, lines, mark) {
+  const open = [[]]; // the nodes of each element that is open
+  let row = null; // of a table: its line, and where in it the next cell begins
+  const add = (nodes) => pushAll(open.at(-1), nodes);
+  for (const token of tokens) {
+    if (token.type === "tr_open") row = { line: lines[token.map[0]], from: 0 };
+    if (token.nesting > 0) open.push([]);
+    else if (token.nesting < 0) {
+      const nodes = open.pop();
+      add([element(token, nodes)]);
+    } else if (token.type === "inline") {
+      add(inline(token.children, token.map ? join(token.content, token.map[0], lines) : cell(token.content, row), mark));
+    } else if (token.type === "hr") add([h("hr")]);
+    else {
+      const joined = join(token.content.replace(/\n$/, ""), token.map[0] + (token.type === "fence" ? 1 : 0), lines);
+      add([DRAWN_BLOCKS[token.type](joined, mark, token)]);
+    }
+  }
+  return open[0];
+}
+
+function element(token, nodes) {
+  const { tag } = token;
+  if (/^h\d$/.test(tag)) return h("p", { class: `heading ${tag}`, role: "heading", "aria-level": String(Math.min(6, Number(tag[1]) + 2)) }, nodes);
+  if (tag === "table") return h("div", { class: "wide-table" }, h("table", null, nodes));
+  return h(tag, null, nodes);
+}
+
+const allOf = (joined, mark) => leaf(joined, 0, joined.text.length, mark);
+
+const verbatim = (joined, mark, { info = "" }) => h("figure", { class: "code" }, h("figcaption", null, h("span", null, visible(info.trim().split(/\s/)[0].slice(0, 40))), copyButton(() => joined.text)),
+  h("pre", null, h("code", null, allOf(joined, mark))));
+
+const DRAWN_BLOCKS = {
+  fence: verbatim,
+  code_block: verbatim,
+  grid: (joined, mark) => h("pre", { class: "grid-text" }, allOf(joined, mark)),
+  deep: (joined, mark) => h("p", null, allOf(joined, mark)),
+  math_block: (joined, mark) => {
+    const { text } = joined;
+    const first = text.length - text.trimStart().length + 2;
+    const last = text.lastIndexOf(text[first - 2] === "$" ? "$$" : "\\]");
+    return h("div", { class: "formula" }, math(joined, { start: first - 2, first, last, end: last + 2, isDisplay: true }, mark), leaf(joined, last + 2, text.length, mark));
+  },
+};
+
+// --- text -------------------------------------------------------------------------------------------------------
+
+// A block's text that knows where each of its lines stands: each is what a line of the source ends with.
+function join(text, first, lines) {
+  let length = 0;
+  const starts = text.split("\n").map((piece, i) => {
+    const line = lines[first + i] ?? lines.at(-1); // a fence may end the text
+    const indent = piece.length - piece.trimStart().length; // a tab may have become spaces
+    const start = [length, line.at + line.text.lastIndexOf(piece.slice(indent)) - indent];
+    length += piece.length + 1;
+    return start;
+  });
+  return { text, starts };
+}
+
+// A table's cell; its "|" are written "\|".
+function cell(text, row) {
+  const written = text.replaceAll("|", "\\|");
+  const at = row.line.text.indexOf(written, row.from);
+  row.from = at + written.length;
+  let length = 0;
+  const starts = text.split("|").map((piece, i) => {
+    const start = [length - (i ? 1 : 0), row.line.at + at + length + (i ? i - 1 : 0)];
+    length += piece.length + 1;
+    return start;
+  });
+  return { text, starts };
+}
+
+// Which of a text's pieces, each begun by one of its `starts`, holds the character `at`.
+function pieceOf({ starts }, at) {
   let [low, high] = [0, starts.length - 1];
   while (low < high) {
     const middle = (low + high + 1) >> 1;
     if (starts[middle][0] <= at) low = middle;
     else high = middle - 1;
   }
-  return starts.length ? starts[low][1] + at - starts[low][0] : at;
+  return low;
 }
 
-function leaf(joined, from, to, { mark }) {
-  let at = from;
+function placeOf(joined, at) {
+  const [begins, stands] = joined.starts[pieceOf(joined, at)];
+  return stands + at - begins;
+}
+
+function leaf(joined, from, to, mark) {
   const found = [];
-  for (const node of joined.text.slice(from, to).split(/(?<=\n)/).flatMap((line) => visible(line, mark))) {
-    const isControl = typeof node !== "string" && node.className === "control";
-    const length = isControl ? String.fromCodePoint(parseInt(node.title.slice(2), 16)).length : (node.textContent ?? node).length;
-    const text = typeof node === "string" ? document.createTextNode(node) : node;
-    sources.set(text.firstChild ?? text, { start: placeOf(joined, at), end: placeOf(joined, at + length - 1) + 1, exact: !isControl });
-    found.push(text);
-    at += length;
+  for (let piece = pieceOf(joined, from), at = from; at < to; piece++) {
+    const [begins, stands] = joined.starts[piece];
+    const end = Math.min(to, joined.starts[piece + 1]?.[0] ?? to);
+    for (const node of visible(joined.text.slice(at, end), mark)) {
+      const isControl = typeof node !== "string" && node.className === "control";
+      const length = isControl ? String.fromCodePoint(parseInt(node.title.slice(2), 16)).length : (node.textContent ?? node).length;
+      const text = typeof node === "string" ? document.createTextNode(node) : node;
+      const start = stands + at - begins;
+      sources.set(text.firstChild ?? text, { start, end: start + length, exact: !isControl });
+      found.push(text);
+      at += length;
+    }
   }
   return found;
 }
 
-function mathOf(joined, from, first, last, to, isDisplay, context) {
-  const element = formula(joined.text.slice(first, last), isDisplay);
-  if (!element) return h("code", { class: "formula" }, leaf(joined, from, to, context));
-  const place = { start: placeOf(joined, from), end: placeOf(joined, to - 1) + 1, exact: false };
-  const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
-  for (let node = walker.nextNode(); node; node = walker.nextNode()) sources.set(node, place);
-  element.setAttribute("title", spelled(joined.text.slice(first, last)));
-  return element;
+function math(joined, { start, first, last, end, isDisplay }, mark) {
+  const written = h("code", { class: "formula" }, leaf(joined, start, end, mark));
+  const tex = joined.text.slice(first, last);
+  return formulaOr(written, tex, isDisplay, (element) => {
+    const place = { start: placeOf(joined, start), end: placeOf(joined, end - 1) + 1, exact: false };
+    const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+    for (let node = walker.nextNode(); node; node = walker.nextNode()) sources.set(node, place);
+    element.setAttribute("title", spelled(tex));
+  });
 }
 
-function inline(joined, from, to, context, depth = 0) {
+function inline(tokens, joined, mark) {
   const { text } = joined;
-  const found = [];
-  const absent = new Map(); // closing mark -> there is none after this place
-  let plain = from;
-  const add = (start, end, ...nodes) => {
-    if (start > plain) pushAll(found, leaf(joined, plain, start, context));
-    pushAll(found, nodes);
-    plain = end;
-    return end;
+  const open = [[]];
+  const add = (nodes) => pushAll(open.at(-1), nodes);
+  // The address after a label, as it was written.
+  const address = (labelEnd, next) => {
+    const written = text.slice(labelEnd + 1, next?.start ?? text.length).trimEnd();
+    return h("small", null, " (", leaf(joined, labelEnd + 2, labelEnd + written.length, mark), ")");
   };
-  const seek = (wanted, start, fits = () => true) => {
-    if (absent.get(wanted) <= start) return -1;
-    for (let at = text.indexOf(wanted, start), tries = 0; at >= 0 && at + wanted.length <= to && tries < 50; at = text.indexOf(wanted, at + 1), tries++) if (fits(at)) return at;
-    absent.set(wanted, start);
-    return -1;
+  let run = [0, 0]; // texts that follow each other become one
+  const addRun = (from, to) => {
+    if (from === run[1]) return void (run[1] = to);
+    add(leaf(joined, ...run, mark));
+    run = [from, to];
   };
-  const isWord = (at) => at >= from && at < to && /[\p{L}\p{N}_]/u.test(text[at]);
-  const isSpace = (at) => at < from || at >= to || /\s/.test(text[at]);
-  for (let at = from; at < to;) {
-    const char = text[at];
-    if (!"\\`$*_~[!".includes(char)) {
-      at++;
-      continue;
+  tokens.forEach((token, i) => {
+    const { type, start, content } = token;
+    if (type === "text") return addRun(start, start + content.length);
+    if (type === "text_special") return addRun(start + token.markup.length - content.length, start + token.markup.length);
+    if (type.endsWith("break")) return addRun(text.indexOf("\n", start), text.indexOf("\n", start) + 1);
+    addRun(-1, -1);
+    if (token.nesting > 0) open.push([]);
+    else if (type === "link_close") {
+      const label = open.pop();
+      add([h("span", { class: "link" }, label, address(start, tokens[i + 1]))]);
+    } else if (token.nesting < 0) {
+      const nodes = open.pop();
+      if (open.length > MAX_NESTED) add(nodes);
+      else add([h(TAGS[token.tag], null, nodes)]);
+    } else if (type === "image") {
+      const end = start + 2 + content.length;
+      add([h("span", { class: "link" }, "image not loaded: ", leaf(joined, start + 2, end, mark), address(end, tokens[i + 1]))]);
+    } else if (type === "math") add([math(joined, token, mark)]);
+    else {
+      const first = start + token.markup.length;
+      const from = first + (text[first] === " " && text.startsWith(` ${token.markup}`, first + 1 + content.length) ? 1 : 0);
+      add([h("code", null, leaf(joined, from, from + content.length, mark))]);
     }
-    let next = 0;
-    if (char === "`") {
-      let ticks = 1;
-      while (text[at + ticks] === "`") ticks++;
-      const mark = "`".repeat(ticks);
-      const close = seek(mark, at + ticks, (end) => text[end + ticks] !== "`" && text[end - 1] !== "`");
-      if (close > 0) next = add(at, close + ticks, h("code", null, leaf(joined, at + ticks, close, context)));
-      else next = at + ticks;
-    } else if (char === "\\" || char === "$") {
-      const isDisplay = DISPLAYS.some(([open]) => text.startsWith(open, at));
-      const pair = (isDisplay ? DISPLAYS : INLINES).find(([open]) => text.startsWith(open, at));
-      if (pair) {
-        const first = at + pair[0].length;
-        const isMoney = pair[0] === "$";
-        const close = isMoney && isSpace(first) ? -1 : seek(pair[1], first, (end) => !isMoney || (text[end - 1] !== "\\" && !isSpace(end - 1) && !/\d/.test(text[end + 1] ?? "")));
-        if (close > first && close - first < 2000 && !text.slice(first, close).includes("\n\n")) next = add(at, close + pair[1].length, mathOf(joined, at, first, close, close + pair[1].length, isDisplay, context));
-      } else if (char === "\\" && at + 1 < to && /[*_`~[\]#>$]/.test(text[at + 1])) {
-        add(at, at + 1);
-        next = at + 2;
-      }
-    } else if (char === "[" || (char === "!" && text[at + 1] === "[")) {
-      LINK.lastIndex = at + (char === "!");
-      const match = LINK.exec(text);
-      if (match && LINK.lastIndex <= to) {
-        const start = at + (char === "!") + 1;
-        const label = leaf(joined, start, start + match[1].length, context);
-        const address = leaf(joined, start + match[1].length + 2, LINK.lastIndex - 1, context);
-        next = add(at, LINK.lastIndex, h("span", { class: "link" }, char === "!" ? "image not loaded: " : null, label, h("small", null, " (", address, ")")));
-      }
-    } else {
-      const emphasis = depth < MAX_NESTED && EMPHASES.find(([mark]) => text.startsWith(mark, at));
-      if (emphasis) {
-        const [mark, tag] = emphasis;
-        const size = mark.length;
-        const isTight = mark === "*" || char === "_"; // 2*3*4 and some_long_name are no emphasis
-        const close = isSpace(at + size) || (isTight && isWord(at - 1)) ? -1
-          : seek(mark, at + size, (end) => !isSpace(end - 1) && end > at + size && !(isTight && isWord(end + size)) && (size > 1 || text[end + 1] !== char));
-        if (close > 0) next = add(at, close + size, h(tag, null, inline(joined, at + size, close, context, depth + 1)));
-        else next = at + size;
-      }
-    }
-    at = next || at + 1;
-  }
-  if (to > plain) pushAll(found, leaf(joined, plain, to, context));
-  return found;
+  });
+  addRun(-1, -1);
+  return open[0];
 }
