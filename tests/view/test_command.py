@@ -177,16 +177,16 @@ def test_copying_tells_how_far_it_is(vf_view, runs, monkeypatch):
 
 
 def test_the_modules_can_be_joined():
-    own = modules(static_files())
+    page_modules = modules(static_files())
     names = [
         name
-        for text in own.values()
+        for text in page_modules.values()
         for name in re.findall(
             r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", text, re.MULTILINE
         )
     ]
     assert sorted(names) == sorted(set(names))
-    script = joined(own)
+    script = joined(page_modules)
     assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
     assert all(f"function {name}(" in script for name in ("visible", "transcript", "runsPage"))
     assert (

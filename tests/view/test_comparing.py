@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from urllib.parse import quote
 
 import pytest
 
@@ -206,3 +207,32 @@ def test_rollouts_are_grouped_by_task_or_by_a_column_of_info(page, serve, levels
     page.js("document.querySelector('.body .row a').click()")
     page.wait_text("10 rollouts")
     assert page.js("return document.querySelector('input.wide').value") == "task = 'a \"first\"'"
+
+
+def test_the_runs_of_two_nights_are_compared_with_their_partners(page, serve, tmp_path):
+    """Two models on one environment, twice: each with itself, and what has no partner is named."""
+    for night, model in [(1, "a"), (1, "b"), (2, "a"), (2, "b"), (2, "c")]:
+        config = {"env_id": "sums", "model": model, "sampling_args": {"temperature": 0.5}}
+        with RunDirectory.create_or_resume(tmp_path / f"night-{night}/{model}", config) as run:
+            rows = [
+                view_runs.plain_row(number, random.Random(number))
+                | {"reward": float(number % 2), "error": None}
+                for number in range(12)
+            ]
+            with run.open_journal() as journal:
+                journal.append_sync(rows)
+            run.write_metadata({"status": "complete", **config})
+    server = serve(tmp_path)
+    names = [run["id"] for run in server.ask("runs")["runs"]]
+    answer = server.ask(
+        "compare?runs=" + "%0A".join(quote(name, safe="") for name in sorted(names))
+    )
+    pairs = [(found["baseline"][-1], found["run"][-1]) for found in answer["differences"]]
+    assert pairs == [("a", "a"), ("b", "b")]
+    assert [name[-1] for name in answer["without_partner"]] == ["c"]
+    page.open(server.url + "#/compared/" + "/".join(quote(name, safe="") for name in sorted(names)))
+    page.wait_text("Without a partner")
+    assert len(page.texts("table.compared tbody tr")) == 2
+    first = sorted(names)[:2]  # negative control: of different settings, with the first
+    answer = server.ask("compare?runs=" + "%0A".join(quote(name, safe="") for name in first))
+    assert len(answer["differences"]) == 1

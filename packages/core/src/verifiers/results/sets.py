@@ -117,6 +117,13 @@ def pair_runs(
     return [(before[index], after[partners[index]]) for index in sorted(partners)]
 
 
+def partners_within(runs: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
+    """(baseline, run) of the runs of one list that have equal environment, arguments, model and
+    sampling, as those of two nights: each with the first of them."""
+    first: dict[str, Measured] = {}
+    return [(first[key], run) for run in runs if first.setdefault(key := _key(run), run) is not run]
+
+
 def _key(run: Measured) -> str:
     settings = {name: run.config.get(name) or {} for name in SETTINGS}
     return fingerprint({"env_id": run.env_id, "model": run.model, **settings})

@@ -76,9 +76,9 @@ def export(
 
 
 def modules(files: Mapping[str, bytes]) -> dict[str, str]:
-    """The page's own modules, by name."""
-    own = (name for name in files if name.endswith(".js") and not name.startswith(VENDOR))
-    return {name: files[name].decode() for name in own}
+    """The page's own modules, by name, without those of libraries."""
+    names = (name for name in files if name.endswith(".js") and not name.startswith(VENDOR))
+    return {name: files[name].decode() for name in names}
 
 
 def joined(modules: Mapping[str, str]) -> str:

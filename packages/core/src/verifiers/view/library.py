@@ -22,6 +22,7 @@ from verifiers.results.comparison import Measured, compare_runs
 from verifiers.results.heads import NAMES, NUMBERS
 from verifiers.results.index import RowIndex
 from verifiers.results.labels import LABEL, completion_hash, read_labels, write_label
+from verifiers.results.sets import partners_within
 from verifiers.results.statistics import known_values
 from verifiers.results.stored import StoredOutputs
 from verifiers.storage.proof import proof_of, read_proof
@@ -103,7 +104,10 @@ class Library:
         for name in NUMBERS:  # whole numbers without a fraction, as counts are written
             values = index.columns[name][first:total]
             columns[name] = [int(value) if value.is_integer() else value for value in values]
-        for name in NAMES:  # the distinct names, and the index of each row's; -1 for none
+        for name in (
+            *NAMES,
+            "cause",
+        ):  # the distinct names, and the index of each row's; -1 for none
             column: NameColumn = index.columns[name]
             columns[name] = {"names": list(column.names), "codes": column.codes[first:total]}
         return {
@@ -216,17 +220,22 @@ class Library:
             }
 
     def compare(self, run_ids: Sequence[str]) -> dict[str, Any]:
-        """The rewards of evaluations compared as ``vf-compare`` does: each with the first of its
-        environment.
+        """The rewards of evaluations compared as ``vf-compare`` does: where some have equal settings,
+        as those of two nights, each with its partner (``results.sets``), else each with the first of
+        its environment.
 
-        Raises ``ValueError`` for fewer than two runs.
+        Raises ``ConfigError`` for fewer than two runs.
         """
         indexes = {run_id: self._index(run_id, None) for run_id in run_ids}
         for index in indexes.values():
             index.read()
         by_hash = all(key is not None for i in indexes.values() for key in i.columns["key"])
         runs = [self._measured(run_id, indexes[run_id], by_hash) for run_id in run_ids]
-        return compare_runs(runs).to_dict()
+        pairs = partners_within(runs)
+        compared = compare_runs(runs, pairs=pairs or None).to_dict()
+        paired = {run.name for pair in pairs or zip(runs) for run in pair}
+        alone = [run.name for run in runs if run.name not in paired]
+        return compared | {"without_partner": alone}
 
     def labels(self, run_id: str) -> dict[str, Any]:
         """Row number -> a person's label of an evaluation's rollouts, and how far the reward agrees

@@ -15,14 +15,23 @@ from typing import Any
 from verifiers.data.media import properly_named
 from verifiers.data.messages import field, message_text
 from verifiers.data.text import split_reasoning
-from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, json_ready
+from verifiers.results.rows import ALWAYS, DISK_FIELDS, FIELDS, RolloutOutput, json_ready
+from verifiers.rollouts.declaration import EMPTY
 
 IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp|avif|bmp);base64,[A-Za-z0-9+/=\s]*")
 """URLs that are displayed as images."""
 Pieces = Callable[[Sequence[int]], list[str]]
 """Token ids -> the text of each."""
 PREVIEW_CHARS = 240
-ALWAYS_SAVED = "example_id task answer info reward advantage error stop_condition timing".split()
+CONVERTED = frozenset(
+    "prompt completion metrics tool_defs token_usage is_truncated is_completed".split()
+)
+"""Fields of a saved rollout that the page has under other names."""
+PLACED = frozenset(
+    "example_id task answer info reward advantage error stop_condition timing".split()
+)
+"""Those that have a place of their own on the page; any other is listed below them, where it says
+something."""
 SOMETIMES_SAVED = ("sibling", "attempts", "group", "trained", "excluded")
 MAIN_ROLES = (None, "main")
 """Roles of the turns of an agent's own conversation."""
@@ -46,9 +55,9 @@ def page(
     metrics: Mapping[str, Any] = row["metrics"]
     apart = ["group", "trained", "excluded", *(("agent", "files") if agent else ())]
     unshown = ("trajectory", "turn_tokens", "crc32", "write_part")
-    columns = {*FIELDS, *DISK_FIELDS, *metrics, *apart, *unshown}
+    columns = {*CONVERTED, *PLACED, *DISK_FIELDS, *metrics, *apart, *unshown}
     content = {
-        **{name: row[name] for name in ALWAYS_SAVED},
+        **{name: row[name] for name in ALWAYS if name not in CONVERTED},
         **{name: row.get(name) for name in SOMETIMES_SAVED},
         "messages": messages,
         "steps": steps,
@@ -58,7 +67,11 @@ def page(
         "tools": row["tool_defs"],
         "agent": agent,
         "branches": [] if agent is None else _branches(trajectory, steps, messages),
-        "more": {name: value for name, value in row.items() if name not in columns},
+        "more": {
+            name: value
+            for name, value in row.items()
+            if name not in columns and (name not in FIELDS or value not in EMPTY)
+        },
     }
     ready: dict[str, Any] = json_ready(content)
     return ready

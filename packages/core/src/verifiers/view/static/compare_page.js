@@ -122,7 +122,7 @@ async function compared(ids) {
   }
 }
 
-// Any number of runs, each with the first of its environment.
+// Any number of runs: those of equal settings with each other, else each with the first of its environment.
 export async function comparedPage(main, { parts }) {
   const ids = parts.slice(1);
   const answer = await ask("compare", { runs: ids.join("\n") });
@@ -135,7 +135,8 @@ export async function comparedPage(main, { parts }) {
   const refused = answer.refused.map((pair) => h("tr", null, name(pair.baseline), name(pair.run), h("td", { colspan: 6 }, visible(`not comparable because ${pair.because.join("; ")}`))));
   replace(main, h("h1", null, `Comparison of ${plural(ids.length, "run")}`),
     h("p", { class: "facts" }, "Differences of the mean reward, example by example, ± one standard error. p is adjusted for the number of comparisons (Holm)."),
-    h("table", { class: "compared" }, h("thead", null, h("tr", null, ["A", "B", "mean of A", "mean of B", "B − A", "interval", "won / lost / equal", "verdict"].map((title) => h("th", null, title)))), h("tbody", null, rows, refused)));
+    h("table", { class: "compared" }, h("thead", null, h("tr", null, ["A", "B", "mean of A", "mean of B", "B − A", "interval", "won / lost / equal", "verdict"].map((title) => h("th", null, title)))), h("tbody", null, rows, refused)),
+    answer.without_partner.length ? h("p", { class: "facts" }, "Without a partner of the same environment, arguments, model and sampling: ", visible(answer.without_partner.join(", "))) : null);
   return { crumbs: [["comparison", null]], title: "comparison", keys: { u: () => (location.hash = "#/") }, help: [["u", "back to the runs"]], close: () => {} };
 }
 

@@ -105,8 +105,8 @@ export function status(run) {
 }
 
 // A reward as number and bar; `range`: lowest and highest reward of the run.
-export function rewardChip(reward, [low, high]) {
-  if (!isKnown(reward)) return h("span", { class: "chip unknown" }, "unknown");
+export function rewardChip(reward, [low, high], reason = "") {
+  if (!isKnown(reward)) return h("span", { class: "chip unknown", title: reason || null }, "unknown");
   const share = high > low ? (reward - low) / (high - low) : 1;
   return h("span", { class: "chip", vars: { "--share": Math.max(0, Math.min(1, share)).toFixed(3) } }, number(reward));
 }

@@ -43,7 +43,8 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
   const shown = h("p", { class: "facts", role: "status" });
   const search = h("input", { type: "search", placeholder: "search all text   /", "aria-label": "Search the text of all rollouts", value: view.q });
   const filters = h("div", { class: "controls" });
-  const where = h("input", { type: "text", class: "wide", placeholder: "filter: reward < 1 and turns > 3", "aria-label": "Filter by an expression", value: view.where, spellcheck: "false", onchange: () => set({ where: where.value.trim() }) });
+  const clear = h("button", { type: "button", hidden: true, onclick: () => ((search.value = ""), set({ q: "", error: "", stop: "", low: null, high: null, where: "" })) }, "Clear");
+  const where = h("input", { type: "text", class: "wide", placeholder: "filter: reward < 1 and turns > 3", "aria-label": "Filter by an expression", value: view.where, spellcheck: "false" });
   const table = new Table({
     label: "rollouts", columns: [], height: 56, onsort: (name) => set({ sort: view.sort === name ? `-${name}` : view.sort === `-${name}` ? name : descendsFirst(name) ? `-${name}` : name }),
     href: (item) => (typeof item === "object" && "key" in item ? groupLink(item) : link(first(item), queryOf(view))),
@@ -56,7 +57,9 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
   });
   const first = (item) => (typeof item === "number" ? item : item.rows[0]);
   let typing = 0;
-  search.addEventListener("input", () => (clearTimeout(typing), (typing = setTimeout(() => set({ q: search.value.trim() }), 200))));
+  const whileTyping = (input, name) => input.addEventListener("input", () => (clearTimeout(typing), (typing = setTimeout(() => set({ [name]: input.value.trim() }), 200))));
+  whileTyping(search, "q");
+  whileTyping(where, "where");
 
   function isReward(name) { // the only weighted function, when the reward is that function
     return Object.keys(weights).filter((other) => weights[other]).length === 1 && weights[name] === 1;
@@ -74,7 +77,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
     const metrics = names().filter((name) => !isReward(name) && !SHOWN_ANYWAY.has(name));
     return [
       { id: "example", title: "#", width: "4.5rem", sort: "example", narrow: "3.5rem", cell: idCell },
-      { id: "reward", title: "Reward", width: "5.2rem", sort: "reward", className: "number", narrow: "4.6rem", cell: (row) => rewardChip(rows.value("reward", row), range) },
+      { id: "reward", title: "Reward", width: "5.2rem", sort: "reward", className: "number", narrow: "4.6rem", cell: (row) => rewardChip(rows.value("reward", row), range, reasonOf(row)) },
       { id: "texts", title: "Task and last reply", width: "minmax(14rem, 1fr)", narrow: "minmax(0, 1fr)", cell: textCell },
       { id: "answer", title: "Answer", width: "minmax(6rem, 12rem)", optional: true, cell: (row) => visible(rows.previewed.get(row)?.answer || "") },
       ...metrics.map((name) => ({ id: `metric:${name}`, title: name, width: "5.2rem", sort: `metric:${name}`, className: "number", optional: !first.has(name), cell: (row) => number(rows.value(`metric:${name}`, row), 2) })),
@@ -182,7 +185,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
   function set(change) {
     Object.assign(view, change);
     remember(base, { ...more, ...queryOf(view) });
-    where.value = view.where;
+    if (where.value.trim() !== view.where) where.value = view.where;
     if (view.q) rows.search(view.q, show).catch((error) => replace(notes, problem(error)));
     loadUsed();
     show();
@@ -223,7 +226,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
       select("Stop condition", [["", "any stop condition"], ...stops.map(([name, n]) => [name, `${name} (${n})`])], view.stop, (stop) => set({ stop })),
       h("span", { class: "range" }, bound("low", "least"), " to ", bound("high", "most")),
       select("Sort", sorts, view.sort, (sort) => set({ sort })),
-      JSON.stringify(queryOf({ ...view, sort: VIEW.sort, by: VIEW.by })) === "{}" ? null : h("button", { type: "button", onclick: () => ((search.value = ""), set({ q: "", error: "", stop: "", low: null, high: null, where: "" })) }, "Clear"),
+      clear,
       view.by ? null : chooser("rows", allColumns(), show),
       shown);
   }
@@ -246,7 +249,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
     const reward = rows.mean("reward", chosen);
     const left = chosen.filter((row) => rows.value("trained", row) === 1);
     const failed = chosen.filter((row) => rows.value("error", row) && rows.value("error", row) !== "ScoringError").length;
-    const unscored = chosen.filter((row) => !isKnown(rows.value("reward", row))).length - failed;
+    const unscored = chosen.filter((row) => !isKnown(rows.value("reward", row)) && [null, undefined, "ScoringError"].includes(rows.value("error", row)));
     const times = rows.numbers("total_ms", chosen).sort((a, b) => a - b);
     const tokens = rows.numbers("output_tokens", chosen);
     const examples = new Set(chosen.map((row) => rows.columns.key[row] || rows.columns.example[row])).size;
@@ -260,9 +263,20 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
       card("rollouts", count(chosen.length), chosen.length < rows.total - rows.replaced.size ? `of ${count(rows.total - rows.replaced.size)}` : `of ${plural(examples, "example")}`),
       failed ? card("errors", count(failed), `${((100 * failed) / chosen.length).toFixed(1)}%`) : null,
       ...agreementCards(),
-      unscored > 0 ? card("not scored", count(unscored)) : null,
+      unscored.length ? card("not scored", count(unscored.length), visible(reasons(unscored))) : null,
       tokens.length ? card("tokens written", count(tokens.reduce((a, b) => a + b, 0)), `${count(tokens.reduce((a, b) => a + b, 0) / tokens.length)} each`) : null,
       times.length ? card("time, median", duration(times[Math.floor(times.length / 2)]), `95%: ${duration(times[Math.floor(times.length * 0.95)])}`) : null);
+  }
+
+  // Why a reward is unknown: the innermost exception and where it was raised.
+  const reasonOf = (row) => (isKnown(rows.value("reward", row)) ? "" : rows.value("cause", row) || rows.value("error", row) || "no reward function gave a number");
+
+  function reasons(unscored) {
+    const counted = new Map();
+    for (const row of unscored) counted.set(reasonOf(row), (counted.get(reasonOf(row)) || 0) + 1);
+    const most = [...counted].sort((a, b) => b[1] - a[1]);
+    const rest = most.slice(3).reduce((sum, [, n]) => sum + n, 0);
+    return [...most.slice(0, 3).map(([reason, n]) => `${count(n)} × ${reason}`), rest ? `${count(rest)} × others` : ""].filter(Boolean).join("; ");
   }
 
   // How far the reward of all rollouts agrees with a person's labels, as vf-compare --labels says it.
@@ -276,13 +290,15 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
   function show() {
     range = rewardRange(rows);
     let wrong = null;
+    const isTyping = [search, where].includes(document.activeElement);
     try {
       chosen = rows.select(view);
-    } catch (error) {
+    } catch (error) { // while a filter is typed, the last whole one stays
       wrong = rows.total ? error : null;
-      chosen = rows.select({ ...view, where: "" });
+      if (!isTyping) chosen = rows.select({ ...view, where: "" });
     }
-    if (document.activeElement !== search && !filters.querySelector(".chooser[open]")) drawFilters();
+    clear.hidden = JSON.stringify(queryOf({ ...view, sort: VIEW.sort, by: VIEW.by })) === "{}";
+    if (!isTyping && !filters.querySelector(".chooser[open]")) drawFilters();
     const searching = view.q && !rows.found.get(view.q)?.done;
     const progress = rows.complete ? "" : `, reading ${Math.round(100 * rows.progress)}%`;
     shown.textContent = `${plural(chosen.length, "rollout")}${searching ? ", searching" : ""}${progress}`;

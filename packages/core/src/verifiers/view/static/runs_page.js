@@ -1,14 +1,14 @@
 // The start page: all runs, newest first.
 
 import { isCopy, Runs } from "./api.js";
-import { h, replace, visible } from "./dom.js";
+import { h, NARROW, replace, visible } from "./dom.js";
 import { ago, bytes, count, duration, interval, isKnown, number } from "./format.js";
 import { bySetting } from "./diff.js";
 import { address, chooser, follow, pageOf, remember, select, shownColumns, status } from "./page.js";
 import { sparkline } from "./plots.js";
-import { Table } from "./table.js";
+import { leastRem, Table } from "./table.js";
 
-const MAX_VARYING = 3; // settings shown without being chosen
+const MAX_VARYING = 3; // settings shown without being chosen, where the other columns leave room
 const SHOW_MS = 500; // between two views of a list that is still being read
 const ORDER = new Intl.Collator("en", { numeric: true });
 const whole = (n) => n.toLocaleString("en");
@@ -41,24 +41,25 @@ export async function runsPage(main, { query }) {
     href: (run) => pageOf(run),
   });
 
-  function allColumns(chosen) {
+  function allColumns(chosen, maxVarying) {
     const has = (name) => runs.some((run) => isKnown(run[name]));
+    const areTrainings = runs.some((run) => run.kind === "training");
     const settings = varying(chosen);
     return [
       { id: "pick", title: "", width: "1.4rem", className: "pick", cell: (run) => h("input", { type: "checkbox", class: "above", "aria-label": `compare ${run.id}`, checked: picked.has(run.id), onchange: () => pick(run) }) },
-      { id: "env", title: "Run", width: "minmax(11rem, 2fr)", sort: "env", narrow: "minmax(0, 1fr)", cell: (run) => h("div", { class: "two" }, h("b", null, visible(run.env || run.name)), h("small", null, visible([run.kind === "training" ? "training" : "", run.name, run.id.slice(0, -run.name.length - 1)].filter(Boolean).join(" · ")))) },
-      { id: "model", title: "Model", width: "minmax(6rem, 1.2fr)", sort: "model", cell: (run) => visible(run.model || "–") },
-      ...settings.map((name, i) => ({ id: `setting:${name}`, title: name, width: "minmax(5.2rem, 8rem)", sort: `setting:${name}`, optional: i >= MAX_VARYING, cell: (run) => visible(String((run.settings || {})[name] ?? "–")) })),
-      { id: "reward", title: "Reward", width: "7.6rem", sort: "reward", className: "number", narrow: "8rem", cell: (run) => (run.kind === "training" ? [sparkline(run.curve || [], 64), " ", interval(run.reward, NaN)] : interval(run.reward, run.stderr)) },
-      { id: "success", title: "Success", width: "4.4rem", sort: "success", className: "number", optional: !has("success"), cell: (run) => number(run.success) },
-      { id: "rollouts", title: "Rollouts", width: "6rem", sort: "rollouts", className: "number", cell: (run) => (run.kind === "training" ? `step ${count(run.rollouts)}${run.planned ? ` / ${count(run.planned)}` : ""}` : progress(run)) },
-      { id: "errors", title: "Errors", width: "3.6rem", sort: "errors", className: "number", cell: (run) => (run.errors ? h("span", { class: "bad" }, count(run.errors)) : count(run.errors)) },
-      { id: "unscored", title: "Not scored", width: "5.5rem", sort: "unscored", className: "number", optional: !runs.some((run) => run.unscored), cell: (run) => count(run.unscored) },
-      { id: "status", title: "Status", width: "5.6rem", sort: "status", cell: status },
-      { id: "date", title: "Date", width: "4.6rem", sort: "date", className: "number", cell: (run) => h("time", { datetime: run.date, title: run.date }, ago(run.date)) },
-      { id: "tokens", title: "Tokens", width: "4rem", sort: "tokens", className: "number", cell: (run) => count(run.tokens) },
-      { id: "cost", title: "Cost", width: "5rem", sort: "cost", className: "number", optional: !has("cost"), cell: (run) => (isKnown(run.cost) ? `$${number(run.cost)}` : "–") },
-      { id: "seconds", title: "Time", width: "5.5rem", sort: "seconds", className: "number", cell: (run) => duration(1000 * (run.seconds ?? NaN)) },
+      { id: "env", title: "Run", width: "minmax(8rem, 2fr)", sort: "env", narrow: "minmax(0, 1fr)", cell: (run) => h("div", { class: "two" }, h("b", null, visible(run.env || run.name)), h("small", null, visible((NARROW.matches ? [run.model || run.name, run.kind === "training" ? "training" : ""] : [run.kind === "training" ? "training" : "", run.name, run.id.slice(0, -run.name.length - 1)]).filter(Boolean).join(" · ")))) },
+      { id: "model", title: "Model", width: "minmax(9.5rem, 2fr)", sort: "model", className: "lines", cell: (run) => h("span", { title: run.model }, visible(run.model || "–")) },
+      ...settings.map((name, i) => ({ id: `setting:${name}`, title: name, width: "minmax(5rem, 0.6fr)", sort: `setting:${name}`, optional: i >= maxVarying, cell: (run) => visible(String((run.settings || {})[name] ?? "–")) })),
+      { id: "reward", title: "Reward", width: areTrainings ? "7.6rem" : "6.6rem", sort: "reward", className: "number", narrow: "8rem", cell: (run) => (run.kind === "training" ? [sparkline(run.curve || [], 64), " ", interval(run.reward, NaN)] : interval(run.reward, run.stderr)) },
+      { id: "success", title: "Success", width: "4rem", sort: "success", className: "number", optional: !has("success"), cell: (run) => number(run.success) },
+      { id: "rollouts", title: "Rollouts", width: areTrainings ? "6rem" : "4.6rem", sort: "rollouts", className: "number", cell: (run) => (run.kind === "training" ? `step ${count(run.rollouts)}${run.planned ? ` / ${count(run.planned)}` : ""}` : progress(run)) },
+      { id: "errors", title: "Errors", width: "3rem", sort: "errors", className: "number", cell: (run) => (run.errors ? h("span", { class: "bad" }, count(run.errors)) : count(run.errors)) },
+      { id: "unscored", title: "Not scored", width: "4.2rem", sort: "unscored", className: "number", optional: !runs.some((run) => run.unscored), cell: (run) => (run.unscored ? h("span", { title: "rollouts whose reward is unknown; the page of the run says why" }, count(run.unscored)) : count(run.unscored)) },
+      { id: "status", title: "Status", width: "6.3rem", sort: "status", cell: status },
+      { id: "date", title: "Date", width: "5rem", sort: "date", className: "number", cell: (run) => h("time", { datetime: run.date, title: run.date }, ago(run.date)) },
+      { id: "tokens", title: "Tokens", width: "3.6rem", sort: "tokens", className: "number", cell: (run) => count(run.tokens) },
+      { id: "cost", title: "Cost", width: "3.8rem", sort: "cost", className: "number", optional: !has("cost"), cell: (run) => (isKnown(run.cost) ? `$${number(run.cost)}` : "–") },
+      { id: "seconds", title: "Time", width: "5rem", sort: "seconds", className: "number", cell: (run) => duration(1000 * (run.seconds ?? NaN)) },
       { id: "size", title: "Size", width: "5rem", sort: "size", className: "number", optional: true, cell: (run) => bytes(run.size) },
     ];
   }
@@ -103,7 +104,10 @@ export async function runsPage(main, { query }) {
       const order = typeof left === "number" ? left - right : ORDER.compare(left, right);
       return down ? -order : order;
     });
-    const all = allColumns(chosen);
+    const room = (table.element.clientWidth || document.documentElement.clientWidth - 40) / parseFloat(getComputedStyle(document.documentElement).fontSize);
+    let maxVarying = MAX_VARYING;
+    while (maxVarying && leastRem(shownColumns("runs", allColumns(chosen, maxVarying))) > room) maxVarying -= 1;
+    const all = allColumns(chosen, maxVarying);
     table.layout(shownColumns("runs", all), view.sort);
     if (!columnMenu.querySelector("[open]")) replace(columnMenu, chooser("runs", all.filter((column) => column.title), show));
     table.show(chosen);

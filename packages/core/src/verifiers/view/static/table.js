@@ -3,11 +3,12 @@
 import { h, NARROW, replace, visible } from "./dom.js";
 
 const MARGIN = 8; // rows drawn beyond the screen
+const GAP_REM = 0.5; // as in style.css
 
 // The least width of a row: the columns' widths or their minima, the gaps and the padding of `.row`.
-function leastRem(columns) {
+export function leastRem(columns) {
   const least = columns.map((column) => parseFloat(column.width.replace(/^minmax\(/, "")) || 0);
-  return least.reduce((sum, width) => sum + width, 0) + 0.8 * (columns.length - 1) + 1.8;
+  return least.reduce((sum, width) => sum + width, 0) + GAP_REM * (columns.length - 1) + 1.8;
 }
 
 // A long name breaks behind its dots, without any behind underscores.

@@ -267,6 +267,7 @@ export function facts(rollout) {
   const spent = ["setup_ms", "model_ms", "env_ms", "scoring_ms", "overhead_ms"].filter((name) => timing[name] >= 0.5);
   return [
     h("section", { class: "reward" }, h("h3", null, "Reward"), h("p", { class: "big" }, isKnown(rollout.reward) ? number(rollout.reward) : "unknown"),
+      isKnown(rollout.reward) ? null : h("p", { class: "facts" }, visible(rollout.error ? `${rollout.error.error || "error"}: ${(rollout.error.message || "").split("\n")[0].slice(0, 200)}` : "no reward function gave a number")),
       isKnown(rollout.advantage) ? h("p", { class: "facts" }, `advantage ${number(rollout.advantage)}`) : null,
       scores.length ? h("table", null,
         h("thead", null, h("tr", null, h("th", { scope: "col" }, "function"), h("th", { scope: "col" }, "value"), weighs && ["weight", "part"].map((name) => h("th", { scope: "col" }, name)))),
