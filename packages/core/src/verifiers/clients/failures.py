@@ -195,9 +195,9 @@ class Endpoint:
     key_name: str
     """The source of the key, for example "the variable OPENAI_API_KEY"."""
     api_key_var: str | None = None
+    secrets: tuple[str, ...] = field(default=(), repr=False)
     has_key: bool = True
     """Whether requests hold a key."""
-    secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def redact(self, text: str) -> str:
         """The text without any key or secret header value."""
