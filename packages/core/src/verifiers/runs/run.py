@@ -16,8 +16,9 @@ stores rollouts, ``notices`` says what is worth saying; this module does not rea
 from __future__ import annotations
 
 import asyncio
+import functools
 from contextlib import AbstractAsyncContextManager, ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from verifiers.clients.cache import CompletionCache, check_cacheable
 from verifiers.errors import JournalError
@@ -46,10 +47,10 @@ class Run(RunDescription):
     The arguments are those of ``RunDescription``.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        env = self.env
-        self.notices = Notices(env.logger, self.options, self.sampling, env.parser)
+    @functools.cached_property
+    def notices(self) -> Notices:
+        """What it says while it goes."""
+        return Notices(self.env.logger, self.options, self.sampling, self.env.parser)
 
     async def execute(self, given_client: ClientLike | None = None) -> GenerateOutputs:
         """Return when every rollout is durable (at once when all are) and its copies are written:
