@@ -7,8 +7,9 @@
 run and of an evaluation with their docstrings, ``python.md`` the classes and functions that users
 call, each with its parameters, an example and its methods, ``modules.md`` the first line of every
 module and of every public name, ``record.md`` the fields of a rollout, of which ``typed_fields.py``
-tells type checkers, and ``distributions.json`` what each distribution provides. The full
-docstrings are on the built site (``docs/conf.py``).
+tells type checkers, as ``runs/keywords.py`` does of the options of a run, and
+``distributions.json`` what each distribution provides. The full docstrings are on the built site
+(``docs/conf.py``).
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ import re
 import subprocess
 import sys
 import tomllib
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from verifiers.types import Immutable
 
@@ -321,6 +323,69 @@ def typed_fields() -> str:
         ]
     lines += ["", "        def __getitem__(self, key: str, /) -> Any: ..."]
     return "\n".join(lines) + "\n"
+
+
+KEYWORDS_HEAD = '''"""The keywords of ``evaluate`` and ``generate``, for type checkers and editors: generated from
+their declaration, ``runs.options.RunOptions``, by ``python docs/reference_pages.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verifiers.runs.options import SamplingOptions
+
+if TYPE_CHECKING:
+    from verifiers.results import GenerateOutputs
+    from verifiers.runs.rollout import Progress
+
+
+class EvaluateOptions(SamplingOptions, total=False):
+    """The keywords of ``evaluate``: the fields of ``RunOptions``, and sampling
+    arguments by name."""
+'''
+
+
+def keywords() -> str:
+    """The module that tells a type checker the options of a run."""
+    module = importlib.import_module("verifiers.runs.options")
+    (body,) = (
+        node.body
+        for node in ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == "RunOptions"
+    )
+    lines = [
+        f"    {node.target.id}: {_plain_type(node.annotation, module)}"
+        + (" | None" if node.target.id in module.OR_NONE else "")
+        for node in body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+    generate = [
+        "\n",
+        "class GenerateOptions(EvaluateOptions, total=False):",
+        '    """The keywords of ``generate``: those of ``evaluate``, and the rollouts per input."""\n',
+        "    rollouts_per_example: int | None",
+    ]
+    return "\n".join([KEYWORDS_HEAD, *lines, *generate]) + "\n"
+
+
+def _plain_type(hint: ast.expr, module: Any) -> str:
+    """An annotation without its marks."""
+
+    class WithoutMarks(ast.NodeTransformer):
+        def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+            if ast.unparse(node.value) == "Annotated":
+                return self.visit(node.slice.elts[0])
+            return self.generic_visit(node)
+
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            declared = getattr(module, node.id, None)
+            marked = typing.get_origin(declared) is Annotated
+            return ast.Name(typing.get_args(declared)[0].__name__) if marked else node
+
+    return ast.unparse(WithoutMarks().visit(hint))
 
 
 # --- classes and functions ------------------------------------------------------------------------
@@ -632,6 +697,7 @@ PAGES = {  # the first before the commands run, which read it
     "modules.md": modules,
     "record.md": record,
     "../../packages/core/src/verifiers/rollouts/typed_fields.py": typed_fields,
+    "../../packages/core/src/verifiers/runs/keywords.py": keywords,
 }
 
 

@@ -15,13 +15,8 @@ import verifiers_trainer
 from verifiers.clients.protocol import ClientConfig, ClientOptions
 from verifiers.environments.settings import EnvironmentOptions
 from verifiers.rubrics.rubric import RubricOptions
-from verifiers.runs.options import (
-    COUNTS,
-    EvaluateOptions,
-    GenerateOptions,
-    RunOptions,
-    SamplingOptions,
-)
+from verifiers.runs.keywords import EvaluateOptions, GenerateOptions
+from verifiers.runs.options import COUNTS, RunOptions, SamplingOptions
 from verifiers.runs.rollout import Progress
 from verifiers.runtime.distributions import HEAVY_NAMES, NAMES, provided
 

@@ -12,7 +12,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from verifiers.rollouts.author_code import maybe_await
-from verifiers.runs.options import EvaluateOptions, GenerateOptions, RunOptions
+from verifiers.runs.keywords import EvaluateOptions, GenerateOptions
+from verifiers.runs.options import RunOptions
 from verifiers.runtime.calls import blocking_form, dual, either
 from verifiers.runtime.signatures import spell_out
 

@@ -1,9 +1,10 @@
 """The options of a run: names, defaults and meanings, for ``evaluate``, ``generate`` and the
 commands.
 
-``RunOptions`` defines them. ``EvaluateOptions`` and ``GenerateOptions`` repeat them for type
-checkers and editors, with the sampling arguments that a call may name beside them. ``parse`` reads
-the keywords of a call, older names included. ``run`` and ``runner`` implement the options.
+A field of ``RunOptions`` declares one. What type checkers and editors know of it is generated from
+its line (``runs.keywords``), with the sampling arguments that a call may name beside the options.
+``parse`` reads the keywords of a call, older names included. ``run`` and ``runner`` implement the
+options.
 """
 
 from __future__ import annotations
@@ -81,6 +82,10 @@ Finite = Annotated[float, Range(ge=-FINITE, le=FINITE)]
 Seconds = Annotated[float, Range(gt=0.0, noun="a positive number of seconds")]
 
 
+class OrNone:
+    """In ``Annotated``: a call may also say None, for the default."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """How a run generates, scores and stores rollouts."""
@@ -119,7 +124,7 @@ class RunOptions:
     lists them."""
     retry_errors: bool = False
     """On resume, run rollouts again that ended in an error."""
-    state_columns: Sequence[str] = ()
+    state_columns: Annotated[Sequence[str], OrNone()] = ()
     """State keys to save with every rollout."""
     keep_states: bool = True
     """Keep every rollout's state in memory for ``results["states"]``. Without, results of a saved
@@ -195,57 +200,6 @@ class RunOptions:
 _OF_THIS_PROCESS = frozenset("progress on_start on_progress on_log provenance results_path".split())
 
 
-class EvaluateOptions(SamplingOptions, total=False):
-    """The keywords of ``evaluate``: the fields of ``RunOptions``, and sampling
-    arguments by name."""
-
-    max_concurrent: int
-    max_concurrent_generation: int | None
-    max_concurrent_scoring: int | None
-    max_concurrent_tools: int | None
-    independent_scoring: bool
-    score_rollouts: bool | None
-    interleave_scoring: bool
-    max_retries: int
-    rollout_timeout_s: float | None
-    abort_after: int
-    seed: int | None
-    results_path: str | Path | None
-    save_results: bool
-    resume: bool
-    accept_changed_code: bool
-    retry_errors: bool
-    state_columns: Sequence[str] | None
-    keep_states: bool
-    num_workers: int
-    worker_backend: str
-    keep_raw_responses: bool
-    shuffle_seed: int | None
-    until_half_width: float | None
-    until_decided: str | Path | None
-    reward_range: Sequence[float]
-    cache_dir: str | Path | None
-    max_cost_usd: float | None
-    max_total_tokens: float | None
-    prices: Mapping[str, Sequence[float]] | None
-    model_name: str | None
-    provenance: Mapping[str, Any] | None
-    preflight: bool
-    progress: Progress | None
-    on_start: Callable[..., Any] | None
-    on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None
-    on_log: Callable[[str], Any] | None
-    on_results: Callable[[GenerateOutputs], Any] | None
-    push_to_hub: bool
-    hub_name: str | None
-
-
-class GenerateOptions(EvaluateOptions, total=False):
-    """The keywords of ``generate``: those of ``evaluate``, and the rollouts per input."""
-
-    rollouts_per_example: int | None
-
-
 def parse(
     env: object, keywords: Mapping[str, Any], counts: Sequence[str] = COUNTS
 ) -> tuple[RunOptions, dict[str, Any]]:
@@ -268,8 +222,8 @@ def parse(
     check_keywords(settings, valid_names, "evaluate/generate")
     if "max_concurrent" not in settings and (limit := getattr(env, "max_concurrent", None)):
         settings["max_concurrent"] = limit
-    if settings.get("state_columns") is None:
-        settings.pop("state_columns", None)
+    for name in [name for name, value in settings.items() if value is None and name in OR_NONE]:
+        del settings[name]
     options = RunOptions(**settings)
     _check(options, settings)
     return options, sampling
@@ -315,6 +269,10 @@ RANGES = {
     if any(isinstance(part, Range) for part in parts(hint))
 }
 """Option -> its annotation, of the options that have a range."""
+OR_NONE = frozenset(
+    name for name, hint in _HINTS.items() if any(isinstance(part, OrNone) for part in parts(hint))
+)
+"""Options that a call may also give as None, for the default."""
 
 
 def _check(options: RunOptions, settings: Mapping[str, Any]) -> None:

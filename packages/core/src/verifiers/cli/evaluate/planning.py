@@ -24,7 +24,7 @@ from verifiers.environments import registry
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.runs.entry import check_before_run, warn_of_fewer
-from verifiers.runs.options import check_sampling, parse
+from verifiers.runs.options import RunOptions, check_sampling, parse
 from verifiers.runs.plan import Plan
 from verifiers.runs.run import Run
 from verifiers.runtime.redaction import redacted
@@ -39,14 +39,14 @@ from verifiers.storage.directory import (
     stored_run,
 )
 
-_SAME_NAME = (
-    "max_concurrent max_concurrent_generation max_concurrent_scoring max_concurrent_tools"
-    " num_workers worker_backend independent_scoring interleave_scoring max_retries abort_after"
-    " seed until_half_width until_decided reward_range max_total_tokens retry_errors"
-    " accept_changed_code state_columns"
-).split()
+_OTHERWISE = {"save_results", "resume", "shuffle_seed"}
+"""Settings that are options of a run by name, with another meaning: of the command."""
 RUN_OPTIONS = {
-    **{name: name for name in _SAME_NAME},
+    **{
+        field.name: field.name
+        for field in dataclasses.fields(RunOptions)
+        if field.name in EvalSettings.__annotations__ and field.name not in _OTHERWISE
+    },
     "timeout": "rollout_timeout_s",
     "order_seed": "shuffle_seed",
     "cache": "cache_dir",

@@ -1,0 +1,66 @@
+"""The keywords of ``evaluate`` and ``generate``, for type checkers and editors: generated from
+their declaration, ``runs.options.RunOptions``, by ``python docs/reference_pages.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verifiers.runs.options import SamplingOptions
+
+if TYPE_CHECKING:
+    from verifiers.results import GenerateOutputs
+    from verifiers.runs.rollout import Progress
+
+
+class EvaluateOptions(SamplingOptions, total=False):
+    """The keywords of ``evaluate``: the fields of ``RunOptions``, and sampling
+    arguments by name."""
+
+    max_concurrent: int
+    max_concurrent_generation: int | None
+    max_concurrent_scoring: int | None
+    max_concurrent_tools: int | None
+    independent_scoring: bool
+    score_rollouts: bool | None
+    interleave_scoring: bool
+    max_retries: int
+    rollout_timeout_s: float | None
+    abort_after: int
+    seed: int | None
+    results_path: str | Path | None
+    save_results: bool
+    resume: bool
+    accept_changed_code: bool
+    retry_errors: bool
+    state_columns: Sequence[str] | None
+    keep_states: bool
+    num_workers: int
+    worker_backend: str
+    keep_raw_responses: bool
+    shuffle_seed: int | None
+    until_half_width: float | None
+    until_decided: str | Path | None
+    reward_range: Sequence[float]
+    cache_dir: str | Path | None
+    max_cost_usd: float | None
+    max_total_tokens: float | None
+    prices: Mapping[str, Sequence[float]] | None
+    model_name: str | None
+    provenance: Mapping[str, Any] | None
+    preflight: bool
+    progress: Progress | None
+    on_start: Callable[..., Any] | None
+    on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None
+    on_log: Callable[[str], Any] | None
+    on_results: Callable[[GenerateOutputs], Any] | None
+    push_to_hub: bool
+    hub_name: str | None
+
+
+class GenerateOptions(EvaluateOptions, total=False):
+    """The keywords of ``generate``: those of ``evaluate``, and the rollouts per input."""
+
+    rollouts_per_example: int | None
