@@ -193,17 +193,18 @@ def gradient(folder: str, lengths: list[list[int]], **settings: Any) -> dict[str
         trainer.args,
         trainer.args.world_size,
     )
-    trainer.training_step(model, batch)
+    trainer.model_wrapped, trainer.is_open = model, True  # without an engine
+    output = trainer.forward_backward(batch)
     gradients = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
     rows = batch.rows_R[trainer.ranks.rank]
     return {
-        "loss": trainer.last_step["loss"],
+        "loss": output.loss,
         "gradient": gradients[::7].tolist(),
         "norm": float(gradients.norm()),
         "rows": len(rows),
         "fillers": sum(row.is_filler for row in rows),
         "tokens": sum(int(row.loss_mask.sum()) for row in rows),
-        "kept": trainer.last_step["ratio/kept"],
+        "kept": output.metrics["ratio/kept"],
     }
 
 

@@ -198,14 +198,14 @@ def _compute_in_half() -> None:
 
 
 def _step_with_every_row(trainer: Any) -> None:
-    backward = trainer.backward
+    backward, step = trainer.backward, deepspeed.step
 
     def backward_and_step(model: Any, loss: Any) -> None:
         deepspeed.mark(trainer.accelerator, is_last=True)
         backward(model, loss)
-        deepspeed.step(trainer.accelerator)
+        step(trainer.accelerator)
 
-    trainer.backward = backward_and_step
+    trainer.backward, deepspeed.step = backward_and_step, lambda accelerator: None
     sanity_checks.Agreement.check = (
         lambda *_: {}
     )  # it finds that a row was sampled with other weights
