@@ -442,6 +442,17 @@ def test_threads_of_the_group_are_those_of_its_members():
     assert [env.max_workers for env in (group, *group.envs)] == [2, 2, 2]
 
 
+def test_the_success_of_the_groups_rubric_is_that_of_every_member():
+    group = EnvGroup([single(1), single(1)])
+    group.rubric.success = "exact"
+    assert [env.rubric.success for env in (group, *group.envs)] == ["exact"] * 3
+    results = group.evaluate(ScriptedClient(["a0", "no"]), "m")
+    assert results["metrics"]["success"] == results["metrics"]["exact"] == [1.0, 0.0]
+    group.rubric.success = "exakt"
+    with pytest.raises(ConfigError, match="did you mean 'exact'"):
+        group.evaluate(ScriptedClient("a0"), "m")
+
+
 def test_closing_the_group_closes_every_member():
     closed = []
 

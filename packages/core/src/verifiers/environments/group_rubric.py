@@ -45,6 +45,17 @@ class EnvGroupRubric(Rubric):
         return any(rubric.has_group_rewards for rubric in self.rubrics)
 
     @property
+    def success(self) -> str | None:
+        """The name that every member's rubric has; assigned, it is that of every member."""
+        names = {rubric.success for rubric in self.rubrics}
+        return names.pop() if len(names) == 1 else None
+
+    @success.setter
+    def success(self, success: str | None) -> None:
+        for rubric in self.rubrics:
+            rubric.success = success
+
+    @property
     def success_metric(self) -> str | None:
         """The name that all members share, else "success", the metric that each of them fills; None
         without any."""
