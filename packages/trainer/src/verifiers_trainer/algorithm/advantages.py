@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,6 +40,12 @@ def is_known(values: np.ndarray) -> np.ndarray:
     return ~(unknown if values.ndim == 1 else unknown.any(axis=1))
 
 
+def compares_siblings(function: AdvantageFunction) -> bool:
+    """Whether an advantage compares the rollouts of a group: not if its object, an author's too,
+    declares ``compares = False``."""
+    return bool(getattr(function, "compares", True))
+
+
 def has_too_few(
     values: np.ndarray,
     min_group_fraction: float = 0.75,
@@ -53,7 +60,7 @@ def has_too_few(
     """
     function = ADVANTAGES.resolve(advantage)
     num_known = int(is_known(np.asarray(values, dtype=np.float64)).sum())
-    if not getattr(function, "compares", True):
+    if not compares_siblings(function):
         return num_known == 0
     least = 1 if function is environment else 2
     return num_known < max(least, math.ceil(min_group_fraction * len(values)))
@@ -79,7 +86,7 @@ def is_dead(
     values = np.asarray(values, dtype=np.float64)
     live = values[is_known(values)]
     differ = live.any() if function is environment else (live != live[0]).any()
-    return getattr(function, "compares", True) and not differ
+    return compares_siblings(function) and not differ
 
 
 def compute_advantages(
@@ -268,23 +275,19 @@ def best(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarr
     return [np.where(r == r.max(), 1.0, np.nan) for r in rewards_G]
 
 
-@register_advantage("none")
-def none(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
-    """R itself: no baseline, and so no dead groups."""
-    return list(rewards_G)
-
-
-none.compares = False  # type: ignore[attr-defined]
-
-
-def minus(baseline: float) -> AdvantageFunction:
+@dataclass(frozen=True, slots=True)
+class Minus:
     """R minus one number for all groups, so that a single rollout has an advantage too."""
 
-    def minus_baseline(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
-        return [r - baseline for r in rewards_G]
+    baseline: float
+    compares: ClassVar[bool] = False
 
-    minus_baseline.compares = False  # type: ignore[attr-defined]
-    return minus_baseline
+    def __call__(self, rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
+        return [r - self.baseline for r in rewards_G]
+
+
+none = register_advantage("none")(Minus(0.0))
+"""R itself: no baseline, and so no dead groups."""
 
 
 @register_advantage("environment")

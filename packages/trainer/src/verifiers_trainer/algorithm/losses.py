@@ -137,7 +137,8 @@ def resolve_loss(choice: str | LossFunction, **parameters: object) -> Callable[[
     """
     function = function_of(choice)
     check_parameters("loss", str(choice), function, parameters)
-    return functools.partial(_masked(function), **parameters)
+    is_masked = any(function is registered for registered in LOSSES.values())
+    return functools.partial(function if is_masked else _masked(function), **parameters)
 
 
 def loss_parameters(choice: str | LossFunction) -> frozenset[str] | None:
@@ -233,16 +234,12 @@ def _clamp(log_ratio: Tensor) -> Tensor:
 
 
 def _masked(function: LossFunction) -> LossFunction:
-    if getattr(function, "masks_itself", False):
-        return function
-
     @functools.wraps(function)
     def masked(row: LossInput, **parameters: object) -> Tensor:
         losses = call("loss", function, row.without_masked(), **parameters)
         losses = _per_token(losses, function, row)
         return torch.where(row.loss_mask, losses, torch.zeros_like(losses))
 
-    masked.masks_itself = True  # type: ignore[attr-defined]
     return masked
 
 

@@ -84,6 +84,7 @@ class Ranks:
         self._number, self._blocks = itertools.count(), itertools.count()
         self._keys_to_delete: list[str] = []
         self._depth = 0
+        self._received: BaseException | None = None
 
     @classmethod
     def of(cls, config: Launched) -> Ranks:
@@ -130,7 +131,7 @@ class Ranks:
             return value
         message = json.loads(self._await(key, what, timeout_s, while_alive))
         if "error" in message:
-            raise _from_json(message["error"])
+            raise self._receive(message["error"])
         return message["value"]
 
     @contextmanager
@@ -234,11 +235,12 @@ class Ranks:
                 self._publish(error)
                 raise error
             self._put(f"read/{self.rank}", True)
-            if failure["rank"] == self.rank or getattr(error, "is_remote", False):
+            if failure["rank"] == self.rank or error is self._received:
                 raise
             raise _from_json(failure) from error
         finally:
             self._depth -= 1
+            self._received = None
             if heartbeat is not None:
                 heartbeat.stop()
 
@@ -308,7 +310,7 @@ class Ranks:
         try:
             while not self._store.check([key]):
                 if (failure := self._failure()) is not None:
-                    raise _from_json(failure)
+                    raise self._receive(failure)
                 if (waited := time.monotonic() - started) > bound:
                     signs, before = self._store.add(ALIVE, 0), signs
                     if not while_alive or signs == before:
@@ -323,6 +325,11 @@ class Ranks:
                 f"rank {self.rank} waited for {what}, and rank 0 has ended: {_first_line(error)}"
             ) from error
 
+    def _receive(self, failure: dict[str, Any]) -> BaseException:
+        """The error that another rank published; ``together`` raises it as it is."""
+        self._received = _from_json(failure)
+        return self._received
+
     def _finish(self, begin: Callable[[], Any], what: str) -> None:
         """Run an exchange among all ranks, and stop waiting as soon as any of them fails."""
         started = time.monotonic()
@@ -331,7 +338,7 @@ class Ranks:
             while not work.is_completed():
                 waited = time.monotonic() - started
                 if waited > 0.2 and (failure := self._failure()) is not None:
-                    raise _from_json(failure)
+                    raise self._receive(failure)
                 if waited > self.timeout_s:
                     raise self._timeout_error(what, self.timeout_s)
                 time.sleep(min(POLL_S, waited / 10))
@@ -340,7 +347,7 @@ class Ranks:
             raise
         except RuntimeError as error:
             if (failure := self._failure(wait_s=1.0)) is not None:
-                raise _from_json(failure) from error
+                raise self._receive(failure) from error
             raise RunError(
                 f"rank {self.rank} lost another process while exchanging {what}:"
                 f" {_first_line(error)}"
@@ -386,7 +393,6 @@ def _from_json(failure: dict[str, Any]) -> BaseException:
         error = KeyboardInterrupt()
     else:
         error = RunError(f"rank {failure['rank']} failed: {failure['kind']}: {failure['message']}")
-    error.is_remote = True  # type: ignore[attr-defined]
     return error
 
 

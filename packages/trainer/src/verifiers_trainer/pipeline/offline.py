@@ -41,7 +41,7 @@ from verifiers.rollouts.turn import Turn
 from verifiers.rubrics import Rubric
 from verifiers.runtime.json import encode_row
 from verifiers.types import Messages
-from verifiers_trainer.algorithm.advantages import minus
+from verifiers_trainer.algorithm.advantages import Minus
 from verifiers_trainer.algorithm.batch import Group, TrainBatch, build
 from verifiers_trainer.algorithm.group import apply_length_rules
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED, is_overlong
@@ -342,7 +342,7 @@ class OfflineRollouts:
                     " rollouts by loss='sft' and min_reward"
                 )
             mean = float(np.nanmean(np.concatenate([group.rewards for group in self.groups])))
-            self.config.derive(advantage=minus(mean), credit="rollout")
+            self.config.derive(advantage=Minus(mean), credit="rollout")
             log.warning(
                 "%d of %d prompts have two rollouts with known rewards: the baseline is the mean of"
                 " the dataset, %.4g",
