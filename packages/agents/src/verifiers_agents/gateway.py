@@ -33,7 +33,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
@@ -111,7 +110,7 @@ class Call:
         dialect = DIALECTS[self.dialect]
         body, head = dialect.response_body(response, self.request), {"model": MODEL}
         if self.dialect == "chat":
-            written: Mapping[str, Any] = {"messages": [body["choices"][0]["message"]]}
+            written: Mapping[str, object] = {"messages": [body["choices"][0]["message"]]}
         elif self.dialect == "messages":
             written = {
                 "messages": [{"role": "assistant", "content": body["content"]}],
@@ -395,7 +394,7 @@ def _sweep() -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _estimate(body: Mapping[str, Any]) -> int:
+def _estimate(body: Mapping[str, object]) -> int:
     """An estimate of a prompt's tokens from its bytes."""
     seen = {name: value for name, value in body.items() if name in ("system", "messages", "tools")}
     return len(json.dumps(seen, ensure_ascii=False).encode("utf-8", "replace")) // BYTES_PER_TOKEN

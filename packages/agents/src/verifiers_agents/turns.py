@@ -351,8 +351,8 @@ class AgentTurns(MultiTurnEnv):
         prompt: Messages,
         client: ClientLike | None = None,
         model: str | None = None,
-        tool_defs: Sequence[Mapping[str, Any]] | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
+        tool_defs: Sequence[Mapping[str, object]] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
     ) -> Response:
         """A completion of the agent's call, with its tools and those of its sampling arguments
         that count."""

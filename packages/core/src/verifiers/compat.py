@@ -471,7 +471,7 @@ def hook(owner: object, name: str, table: Mapping[str, str]) -> Any:
 
 
 def rename(
-    keywords: Mapping[str, Any], table: Mapping[str, str], where: str = "the call"
+    keywords: Mapping[str, object], table: Mapping[str, str], where: str = "the call"
 ) -> dict[str, Any]:
     """``keywords`` with canonical names. *Raises* ConfigError when both names of an argument are
     passed."""

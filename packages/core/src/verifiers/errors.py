@@ -25,6 +25,7 @@ the package.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 FACTS = frozenset(
@@ -59,7 +60,9 @@ class VerifiersError(Exception):
         return _rebuild, (type(self), str(self), self.facts)
 
 
-def _rebuild(cls: type[VerifiersError], message: str, facts: dict[str, Any]) -> VerifiersError:
+def _rebuild(
+    cls: type[VerifiersError], message: str, facts: Mapping[str, object]
+) -> VerifiersError:
     return cls(message, **facts)
 
 

@@ -108,7 +108,7 @@ def export_samples(
     return [_export_sample(branch, temperature, branch is merged[-1]) for branch in merged]
 
 
-def record_of(rollout: Mapping[str, Any]) -> Rollout:
+def record_of(rollout: Mapping[str, object]) -> Rollout:
     """Return the ``Rollout`` of a finished ``State`` or of an output with its trajectory."""
     state = rollout if isinstance(rollout, State) else output_to_state(rollout)
     return state.rollout()
@@ -142,7 +142,7 @@ class Worth:
         return {"vf_unscored": float(self.is_unscored)}
 
 
-def worth(rollout: Mapping[str, Any]) -> Worth:
+def worth(rollout: Mapping[str, object]) -> Worth:
     """Return the worth of a rollout without siblings: an unknown reward becomes 0.0, which biases
     baselines."""
     return group_worth([rollout], default=0.0)[0]
@@ -199,7 +199,7 @@ def peer_task(row: Mapping[str, Any]) -> dict[str, Any]:
     return task | {name: value for name, value in row.items() if name not in task}
 
 
-def row_of(task: Mapping[str, Any], message_type: str = "chat") -> dict[str, Any]:
+def row_of(task: Mapping[str, object], message_type: str = "chat") -> dict[str, Any]:
     """Convert a peer's task to the row of a rollout; absent columns get their defaults.
 
     *Raises* ConfigError without ``prompt`` or ``example_id``.
@@ -224,7 +224,7 @@ def limit(
 
 
 def _head(
-    get: Callable[[], Sequence[Mapping[str, Any]]], count: int | None
+    get: Callable[[], Sequence[Mapping[str, object]]], count: int | None
 ) -> list[dict[str, Any]]:
     rows = get()
     return [
@@ -235,10 +235,10 @@ def _head(
 
 async def generate_group(
     env: Environment,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, object]],
     client: ClientLike,
     model: str,
-    sampling_args: Mapping[str, Any],
+    sampling_args: Mapping[str, object],
     max_retries: int = 0,
 ) -> list[Any]:
     """Run and score siblings together, with their tokens; failures are recorded in their rollouts,

@@ -88,7 +88,7 @@ def eval_log(results: GenerateOutputs) -> Any:
 
 def _epochs(results: GenerateOutputs) -> list[int]:
     """Sibling + 1 of each rollout; results that were never on disk are counted off."""
-    seen: Counter[Any] = Counter()
+    seen: Counter[object] = Counter()
     epochs = []
     for output in results.outputs:
         key = output["example_id"]
@@ -116,7 +116,7 @@ def _results(results: GenerateOutputs) -> Any:
     )
 
 
-def _score_of_all(name: str, values: Sequence[float], examples: Sequence[Any]) -> Any:
+def _score_of_all(name: str, values: Sequence[float], examples: Sequence[object]) -> Any:
     log = load("log")
     numbers = {"mean": mean(values), "stderr": clustered_stderr(values, examples)}
     metrics = {
@@ -158,7 +158,7 @@ def _sample(output: Mapping[str, Any], epoch: int, model: str) -> Any:
     )
 
 
-def _completion(output: Mapping[str, Any]) -> Any:
+def _completion(output: Mapping[str, object]) -> Any:
     completion = output["completion"]
     if isinstance(completion, str):
         return [{"role": "assistant", "content": completion}]

@@ -55,7 +55,7 @@ def _to_message(message: Mapping[str, Any], names: dict[str, str]) -> Any:
     return kind(content=_to_content(message.get("content")))
 
 
-def _to_assistant_content(message: Mapping[str, Any]) -> Any:
+def _to_assistant_content(message: Mapping[str, object]) -> Any:
     reasoning = message.get("reasoning_content")
     if not reasoning:
         return message_text(message)
@@ -79,7 +79,7 @@ def _to_content(content: object) -> Any:
     return parts
 
 
-def _to_call(call: Mapping[str, Any], names: dict[str, str]) -> Any:
+def _to_call(call: Mapping[str, object], names: dict[str, str]) -> Any:
     call = ToolCall.from_wire(call)
     names[call["id"]] = call["name"]
     arguments, problem = {}, None

@@ -112,7 +112,7 @@ class Session:
         self._seen: list[Any] = []
         self._tools: list[dict[str, Any]] = []
 
-    async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    async def reset(self, data: Mapping[str, object]) -> dict[str, Any]:
         """Start the rollout of the example that ``data`` names. *Raises* BadMessage where it names
         none."""
         row, task = _example(self._env, data)
@@ -369,7 +369,7 @@ def rows_of(env: Environment, split: str) -> Any:
     return rows
 
 
-def _task(rows: Sequence[Mapping[str, Any]], index: int) -> dict[str, Any]:
+def _task(rows: Sequence[Mapping[str, object]], index: int) -> dict[str, Any]:
     """The prompt of a row, without its answer."""
     if not -len(rows) <= index < len(rows):
         raise BadMessage(f"the index {index} is outside of {len(rows)} tasks")
@@ -394,7 +394,7 @@ def _example(env: Environment, data: Mapping[str, Any]) -> tuple[dict[str, Any],
     return dict(rows[index]), {"split": split, "index": index}
 
 
-def _message_of(action: Mapping[str, Any], number: int) -> AssistantMessage:
+def _message_of(action: Mapping[str, object], number: int) -> AssistantMessage:
     """The message of the model that an action is. *Raises* BadMessage."""
     if action.get("type") == "call_tool":
         action = {
@@ -424,11 +424,11 @@ def _message_of(action: Mapping[str, Any], number: int) -> AssistantMessage:
     return AssistantMessage(content, tool_calls=tool_calls or None)
 
 
-def _plain(message: Mapping[str, Any]) -> Any:
+def _plain(message: Mapping[str, object]) -> Any:
     return json_ready({name: value for name, value in message.items() if value is not None})
 
 
-def _as_observation(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _as_observation(messages: Sequence[Mapping[str, object]]) -> dict[str, Any]:
     plain = [_plain(message) for message in messages]
     return {"messages": plain, "text": message_text(messages[-1]) if len(plain) else ""}
 

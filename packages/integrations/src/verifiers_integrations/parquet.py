@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
@@ -21,8 +20,8 @@ def write_splits(
     out_dir: str | Path,
     max_samples: int | None,
     env_id: str | None,
-    env_args: Mapping[str, Any] | None,
-    row_of: Callable[[Mapping[str, Any], str, str, str], dict[str, Any]],
+    env_args: Mapping[str, object] | None,
+    row_of: Callable[[Mapping[str, object], str, str, str], Mapping[str, object]],
 ) -> Path:
     """Write ``train.parquet`` and, if there are evaluation rows, ``eval.parquet``; return the
     folder.

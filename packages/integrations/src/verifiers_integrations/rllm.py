@@ -119,7 +119,7 @@ def rollout_engine_client(
     if not getattr(rollout_engine, "supports_token_in_token_out", False):
         return _MessageClient(rollout_engine, model, application_id_fn)
 
-    async def generate(prompt_ids: list[int], sampling: dict[str, Any]) -> Any:
+    async def generate(prompt_ids: list[int], sampling: Mapping[str, object]) -> Any:
         try:
             sampled = await rollout_engine.get_token_output_from_token_input(
                 token_input=prompt_ids, application_id=application_id_fn(), **sampling
@@ -160,10 +160,10 @@ class _MessageClient:
     async def _create(
         self,
         *,
-        messages: Iterable[Mapping[str, Any]],
-        tools: Iterable[Mapping[str, Any]] | None = None,
+        messages: Iterable[Mapping[str, object]],
+        tools: Iterable[Mapping[str, object]] | None = None,
         model: str = "",
-        **sampling: Any,
+        **sampling: object,
     ) -> Any:
         for name in ("extra_body", "logprobs", "top_logprobs", "extra_headers", "modalities", "n"):
             sampling.pop(name, None)
@@ -296,7 +296,7 @@ def workflow_class(base: type) -> type:
             self.engine, self.vf_env = rollout_engine, vf_env
             self.sampling_args, self.max_retries = dict(sampling_args or {}), max_retries
 
-        async def run(self, task: dict[str, Any], uid: str, **_: Any) -> Any:
+        async def run(self, task: Mapping[str, object], uid: str, **_: object) -> Any:
             """Run one rollout and return its episode; an error becomes the termination reason, not
             an exception."""
             self.reset(task, uid)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +89,7 @@ def _rename_key(word: str) -> str:
     return word
 
 
-def as_dataset(start: Start, tasks: Sequence[dict[str, Any]], split: str) -> Any:
+def as_dataset(start: Start, tasks: Sequence[Mapping[str, object]], split: str) -> Any:
     """Convert tasks to a dataset of the trainer; the older trainer of verl reads a file, so the
     dataset is registered."""
     datasets = RLLM.load("data.dataset")

@@ -26,7 +26,7 @@ def export_dataset(
     max_samples: int | None = None,
     *,
     env_id: str | None = None,
-    env_args: Mapping[str, Any] | None = None,
+    env_args: Mapping[str, object] | None = None,
 ) -> Path:
     """Write ``train.parquet`` and, if there are evaluation rows, ``eval.parquet``; return the
     folder.
@@ -37,7 +37,7 @@ def export_dataset(
     return write_splits(env, out_dir, max_samples, env_id, env_args, _row)
 
 
-def _row(task: Mapping[str, Any], env_id: str, env_args: str, split: str) -> dict[str, Any]:
+def _row(task: Mapping[str, object], env_id: str, env_args: str, split: str) -> dict[str, Any]:
     prompt = task["prompt"]
     if not isinstance(prompt, list) or any(
         not isinstance(message.get("content"), str) for message in prompt

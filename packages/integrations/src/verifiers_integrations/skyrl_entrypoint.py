@@ -40,7 +40,7 @@ def experiment(cfg: Any) -> Any:
     return type("VerifiersExp", (base,), {"get_generator": get_generator})(cfg)
 
 
-def run(cfg: Any) -> None:
+def run(cfg: object) -> None:
     """Train, on a Ray worker."""
     experiment(cfg).run()
 

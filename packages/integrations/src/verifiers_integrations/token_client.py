@@ -111,8 +111,8 @@ class TokenClient:
 
     def prompt_ids(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
     ) -> list[int]:
         """Render a conversation with the generation prompt. *Raises* ConfigError when the template
         rejects it."""
@@ -253,7 +253,7 @@ def served_generate(base_url: str, api_key: str, model: str) -> Generate:
 
     client = OpenAIChatCompletionsClient(base_url=base_url, api_key=api_key)
 
-    async def generate(prompt_ids: list[int], sampling: dict[str, Any]) -> Sequence[Any]:
+    async def generate(prompt_ids: list[int], sampling: Mapping[str, object]) -> Sequence[Any]:
         args = {"return_weight_versions": True, **sampling}
         prompt: Any = prompt_ids
         request = ModelRequest(prompt, model, "completion", sampling_args=args, require_tokens=True)

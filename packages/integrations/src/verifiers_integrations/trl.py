@@ -166,7 +166,7 @@ class RolloutFunc:
         groups: Mapping[str, Sequence[int]],
         client: ClientLike,
         model: str,
-        sampling: Mapping[str, Any],
+        sampling: Mapping[str, object],
     ) -> list[Any]:
         rows = {key: row_of(self._rows[key], self.env.message_type) for key in groups}
         return await asyncio.gather(
@@ -277,7 +277,7 @@ def sampling_of(args: Any) -> dict[str, Any]:
     return sent | dict(getattr(args, "generation_kwargs", None) or {})
 
 
-def reward_from_rollout(*, vf_reward: Sequence[float | None], **_: Any) -> list[float | None]:
+def reward_from_rollout(*, vf_reward: Sequence[float | None], **_: object) -> list[float | None]:
     """Reward function for ``reward_funcs``: the rewards of the environment; None where unknown."""
     return list(vf_reward)
 

@@ -146,14 +146,14 @@ class _AgentLoop:
         outputs = [self._output(slot, first, rollout, value, seconds, versions) for slot in slots]
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _client(self, sampling_params: Mapping[str, Any], versions: list[int]) -> TokenClient:
+    def _client(self, sampling_params: Mapping[str, object], versions: list[int]) -> TokenClient:
         """Return a client of the servers that bounds each turn by the remaining length of the
         rollout."""
         request_id, first_lengths = uuid4().hex, list[int]()
         prompt_length = self.rollout_config.prompt_length
         length = self.rollout_config.response_length
 
-        async def generate(prompt_ids: list[int], sampling: dict[str, Any]) -> Sequence[Any]:
+        async def generate(prompt_ids: list[int], sampling: Mapping[str, object]) -> Sequence[Any]:
             if not first_lengths:
                 first_lengths.append(len(prompt_ids))
             remaining = length - (len(prompt_ids) - first_lengths[0])
@@ -172,7 +172,7 @@ class _AgentLoop:
         )
 
     async def _check_prompt(
-        self, prompt_ids: Sequence[int], prompt: Iterable[Mapping[str, Any]], env: Environment
+        self, prompt_ids: Sequence[int], prompt: Iterable[Mapping[str, object]], env: Environment
     ) -> None:
         """Check that verl renders the first prompt equally. *Raises* ConfigError with the first
         difference."""

@@ -27,7 +27,7 @@ def export_dataset(
     max_samples: int | None = None,
     *,
     env_id: str | None = None,
-    env_args: Mapping[str, Any] | None = None,
+    env_args: Mapping[str, object] | None = None,
 ) -> Path:
     """Write ``train.parquet``, ``eval.parquet`` and ``agent_loop.yaml``; return the folder.
 
@@ -43,7 +43,7 @@ def export_dataset(
     return folder
 
 
-def _row(task: Mapping[str, Any], env_id: str, env_args: str, split: str) -> dict[str, Any]:
+def _row(task: Mapping[str, object], env_id: str, env_args: str, split: str) -> dict[str, Any]:
     prompt = task["prompt"]
     if not isinstance(prompt, list):
         raise ConfigError(
@@ -66,7 +66,7 @@ def _row(task: Mapping[str, Any], env_id: str, env_args: str, split: str) -> dic
     }
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def _text(message: Mapping[str, object]) -> str:
     content = message.get("content")
     if content is not None and not isinstance(content, str):
         raise ConfigError(

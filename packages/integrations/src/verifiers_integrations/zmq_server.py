@@ -210,7 +210,7 @@ class ZmqServer:
         self._runs.pop(key, None)
 
     async def _answer(self, client: bytes, request: bytes, method: bytes, body: bytes) -> None:
-        async def send(route: bytes, value: Mapping[str, Any]) -> None:
+        async def send(route: bytes, value: Mapping[str, object]) -> None:
             await self._socket.send_multipart(
                 [client, request, route, msgspec.msgpack.encode(value)]
             )
@@ -306,7 +306,7 @@ class ZmqServer:
         return {"head": head, "traces": [{"id": trace, "nodes": len(nodes), "calls": len(calls)}]}
 
 
-def row_of(env: Environment, task: Mapping[str, Any]) -> dict[str, Any]:
+def row_of(env: Environment, task: Mapping[str, object]) -> dict[str, Any]:
     """The row that a task asks for: its own ``prompt`` or ``question``, else row ``idx`` of the
     ``split``.
 
@@ -342,7 +342,7 @@ def row_of(env: Environment, task: Mapping[str, Any]) -> dict[str, Any]:
     return columns
 
 
-def _own_row(env: Environment, task: Mapping[str, Any]) -> dict[str, Any]:
+def _own_row(env: Environment, task: Mapping[str, object]) -> dict[str, Any]:
     split = task.get("split") or ("train" if env.dataset is not None else "eval")
     rows, index = rows_of(env, str(split)), task.get("idx")
     if not isinstance(index, int) or not 0 <= index < len(rows):
@@ -405,13 +405,13 @@ _EMPTY = {
 
 def _node(
     parent: int | None,
-    message: dict[str, Any],
+    message: Mapping[str, object],
     prompt_ids: list[int],
     sampled: list[int],
-    tools: list[dict[str, Any]],
+    tools: Sequence[Mapping[str, object]],
 ) -> dict[str, Any]:
     mask = [False] * len(prompt_ids) + [True] * len(sampled)
-    node: dict[str, Any] = {
+    node: dict[str, object] = {
         "parent": parent,
         "semantic_parents": [],
         "message": message,
@@ -454,7 +454,7 @@ def _messages(
     return [{"role": role, "content": messages}] if isinstance(messages, str) else messages
 
 
-def message_of(message: Mapping[str, Any]) -> dict[str, Any]:
+def message_of(message: Mapping[str, object]) -> dict[str, Any]:
     """A message of ours as one of theirs: text and images; audio becomes the text ``[audio]``."""
     plain = json_ready({name: value for name, value in message.items() if value is not None})
     role, content = plain.get("role"), plain.get("content")
@@ -479,7 +479,7 @@ def message_of(message: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+def _part(part: Mapping[str, object]) -> dict[str, Any]:
     match part.get("type"):
         case "text":
             return {"type": "text", "text": part.get("text", "")}
@@ -551,7 +551,7 @@ def _outcome(output: Mapping[str, Any], began: float) -> dict[str, Any]:
     }
 
 
-def _errors(error: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def _errors(error: Mapping[str, object] | None) -> list[dict[str, Any]]:
     if error is None:
         return []
     message = error.get("error_chain_repr") or error.get("message") or error["error"]

@@ -273,7 +273,7 @@ class CallsOfRewards:
         def log_metric(name: str, value: float) -> None:
             self.logged.setdefault(name, []).append(number_of(name, value))
 
-        def log_extra(column: str, values: Sequence[Any]) -> None:
+        def log_extra(column: str, values: Sequence[object]) -> None:
             for state, value in zip(states, values, strict=True):
                 state[column] = value
 
@@ -288,7 +288,7 @@ ARGUMENTS = ("prompts", "completions", "completion_ids")
 
 
 def environment_of(
-    reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]],
+    reward_funcs: Callable[..., object] | Sequence[Callable[..., object]],
     train_dataset: DatasetLike,
     eval_dataset: DatasetLike | None = None,
     calls: CallsOfRewards | None = None,
@@ -326,20 +326,20 @@ def environment_of(
     )
 
 
-def _required(function: Callable[..., Any]) -> set[str]:
+def _required(function: Callable[..., object]) -> set[str]:
     """The names of the parameters without a default."""
     parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {p.name for p in parameters if p.default is p.empty and p.kind not in kinds}
 
 
-def _of_siblings(function: Callable[..., Any], calls: CallsOfRewards) -> Callable[..., Any]:
+def _of_siblings(function: Callable[..., object], calls: CallsOfRewards) -> Callable[..., Any]:
     """A reward function of TRL as a function of a group."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
     async def reward(
-        prompts: Sequence[Any], completions: Sequence[Any], states: Sequence[State]
+        prompts: Sequence[object], completions: Sequence[object], states: Sequence[State]
     ) -> list[Any]:
         rows = [state.record.row for state in states]
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}

@@ -79,7 +79,7 @@ class Steps(TrainerCallback):
         self._passes = 0
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         self._passes = int(state.epoch or 0)
         # a resumed state holds the intervals of the earlier run
@@ -87,7 +87,7 @@ class Steps(TrainerCallback):
         self.loop.begin()
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> Any:
         if int(state.epoch) > self._passes:
             self._passes = int(state.epoch)
@@ -230,7 +230,7 @@ class HFLoop(Trainer):
 
     def _build_accelerator_args(self, **keywords: object) -> dict[str, Any]:
         """Without accelerate's compilation of the whole model: the layers are compiled in place."""
-        arguments: dict[str, Any] = super()._build_accelerator_args(**keywords)
+        arguments: dict[str, object] = super()._build_accelerator_args(**keywords)
         arguments.pop("dynamo_plugin", None)
         return arguments
 
@@ -347,7 +347,7 @@ class HFLoop(Trainer):
         return super()._finalize_training(*args, **keywords)
 
     def _evaluate(
-        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+        self, trial: object, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         try:
             metrics = self.run_evaluation(ignore_keys_for_eval)

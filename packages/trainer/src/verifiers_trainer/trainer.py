@@ -279,7 +279,7 @@ class RLTrainer(HFLoop):
         return self._exit_code if signum is None else 128 + signum
 
     def _train(
-        self, resume_from_checkpoint: str | bool | None, keywords: dict[str, Any]
+        self, resume_from_checkpoint: str | bool | None, keywords: Mapping[str, object]
     ) -> TrainOutput:
         folder, step = self._start_from(resume_from_checkpoint)
         if folder is not None and step >= self.args.max_steps:
@@ -473,7 +473,7 @@ class RLTrainer(HFLoop):
             self._ends_on_every_rank = True
             raise
 
-    def _interruptible(self, work: Callable[[], Any]) -> Callable[[], Any]:
+    def _interruptible(self, work: Callable[[], object]) -> Callable[[], Any]:
         """``work`` of rank 0, for which the others wait, and which a signal ends; for
         ``_ending_together``."""
 
@@ -925,12 +925,12 @@ class RLTrainer(HFLoop):
             self.args.difficulty_schedule, epoch + step / self.num_steps_per_epoch
         )
 
-    def sample_batch(self, rows: Iterable[Any]) -> list[Any]:
+    def sample_batch(self, rows: Iterable[object]) -> list[Any]:
         """Rows for a step, without repetition in a pass over ``rows``, shuffled by the seed."""
         return custom_batches.sample_rows(list(rows), self._drawn_step, self.args)
 
     def compute_rewards(
-        self, completions: Sequence[Any], prompts: Sequence[Any], **kwargs: object
+        self, completions: Sequence[object], prompts: Sequence[object], **kwargs: object
     ) -> Sequence[Any]:
         """The reward of each completion: its recorded scores under the rubric's present weights."""
         return rewards.recorded(self.env, completions, prompts)
@@ -961,7 +961,7 @@ class RLTrainer(HFLoop):
         self.start_engine()
         return self.server.client
 
-    def generate(self, prompts: Sequence[Any]) -> list[Any]:
+    def generate(self, prompts: Sequence[object]) -> list[Any]:
         """A completion by the present policy for each prompt (messages, text, or a row); blocks
         until all are in."""
         return evaluation.complete(self.client, self.env, prompts)
@@ -1114,7 +1114,7 @@ class RLTrainer(HFLoop):
         rank but 0."""
         self.server.start(self.policy_version)
 
-    def run_context(self, sampling_args: Mapping[str, Any] | None = None) -> RunContext:
+    def run_context(self, sampling_args: Mapping[str, object] | None = None) -> RunContext:
         """Start the engine; return its client and the sampling arguments of rollouts."""
         self.start_engine()
         return self.server.run_context(sampling_args)

@@ -212,7 +212,7 @@ def _fill(folder: Path, path: Path, name: str) -> None:
     """Unpack a source into ``folder/root``."""
     root = folder / "root"
     root.mkdir()
-    config: dict[str, Any] = {}
+    config: dict[str, object] = {}
     if (path / "oci-layout").is_file():
         num_bytes = sum(blob.stat().st_size for blob in (path / "blobs").rglob("*"))
         config = _layers(lambda inside: _open_below(path, inside), name, root, _budget(num_bytes))
@@ -341,7 +341,7 @@ def _only_fitting(entries: list[Any], fits: Callable[[Any], bool], what: str) ->
     return fitting[0]
 
 
-def _blob(described: Mapping[str, Any]) -> str:
+def _blob(described: Mapping[str, object]) -> str:
     digest = str(described["digest"])
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
         raise ConfigError(f"the digest {digest!r} is none of sha256")

@@ -325,7 +325,7 @@ class _Reader:
         return tuple(artifacts)
 
 
-def _keys(config: Mapping[str, Any]) -> list[str]:
+def _keys(config: Mapping[str, object]) -> list[str]:
     """``table.key`` of every entry; of ``[task]`` and ``[metadata]`` none."""
     keys = []
     for name, value in config.items():

@@ -138,8 +138,8 @@ class ContextReport:
 
 def check_increasing_context(
     tokenizer: object,
-    messages: Sequence[Any] | None = None,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    messages: Sequence[object] | None = None,
+    tools: Sequence[Mapping[str, object]] | None = None,
 ) -> ContextReport:
     """Check that every rendering of a growing conversation begins with the previous rendering,
     token by token.
@@ -257,12 +257,14 @@ class _Renderer:
     tokenizer: Any
     tools: list[dict[str, Any]] | None
 
-    def ids(self, messages: Sequence[dict[str, Any]], generation_prompt: bool = True) -> list[int]:
+    def ids(
+        self, messages: Sequence[Mapping[str, object]], generation_prompt: bool = True
+    ) -> list[int]:
         """Token ids of a conversation, from any container that tokenizers return."""
         options = {"tools": self.tools, "add_generation_prompt": generation_prompt}
         return self._flat(rendered(self.tokenizer, list(messages), tokenize=True, **options))
 
-    def answer_ids(self, message: Mapping[str, Any]) -> list[int]:
+    def answer_ids(self, message: Mapping[str, object]) -> list[int]:
         """Token ids of a completion's text, without the last: a tokenizer may merge it with the
         text that follows."""
         text = message["content"]
@@ -287,7 +289,7 @@ class _Renderer:
 
 
 def _first_difference(
-    renderer: _Renderer, conversation: str, messages: list[dict[str, Any]]
+    renderer: _Renderer, conversation: str, messages: Sequence[Mapping[str, object]]
 ) -> Difference | None:
     starts = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     turns = itertools.pairwise([*starts, len(messages)])

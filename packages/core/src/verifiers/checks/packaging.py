@@ -9,9 +9,8 @@ from __future__ import annotations
 import ast
 import glob
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from verifiers.checks.report import Findings
 from verifiers.environments.local_sources import PYPROJECT, read_toml, table_at
@@ -22,7 +21,9 @@ CODE = (".py", ".pyc", ".pyi", ".toml", ".so")
 ELSEWHERE = ("setup.py", "setup.cfg", "MANIFEST.in")
 
 
-def check_packaging(loader: Callable[..., Any], opened: Iterable[str], findings: Findings) -> None:
+def check_packaging(
+    loader: Callable[..., object], opened: Iterable[str], findings: Findings
+) -> None:
     """Warn of each file of the loader's project that was opened and that a wheel would lack."""
     try:
         module = Path(inspect.getfile(inspect.unwrap(loader))).resolve()
@@ -77,7 +78,7 @@ def _is_package(module: Path) -> bool:
     return (module.parent / "__init__.py").is_file()
 
 
-def _missing(file: Path, module: Path, setuptools: dict[str, Any]) -> str | None:
+def _missing(file: Path, module: Path, setuptools: Mapping[str, object]) -> str | None:
     """How to bring ``file`` into the wheel; None if it is there."""
     folders = [p for p in file.parents if (p / "__init__.py").is_file()]
     if not folders:

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
 
 from verifiers.runtime import places
 from verifiers.runtime.redaction import redacted_text
@@ -118,7 +117,7 @@ def place_of(definition: object) -> str:
 
 def method_place(owner: object, name: str) -> str:
     """``place_of`` a method of an object, or its class and name when it has no such method."""
-    method: Callable[..., Any] | None = getattr(type(owner), name, None)
+    method: Callable[..., object] | None = getattr(type(owner), name, None)
     return place_of(method) if callable(method) else f"{type(owner).__name__}.{name}"
 
 

@@ -97,7 +97,7 @@ def _install() -> None:
             _installed.append(True)
 
 
-def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+def _hook(event: str, arguments: tuple[object, ...]) -> None:
     if not _watches:
         return
     for watch in list(_watches):

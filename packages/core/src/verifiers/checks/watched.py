@@ -80,7 +80,7 @@ class _LoopThread(threading.Thread):
         if self._running is not None:
             self.ask(self._running[1].cancel)
 
-    def ask(self, action: Callable[[], Any]) -> None:
+    def ask(self, action: Callable[[], object]) -> None:
         """Schedule a callback in the loop."""
         if self._running is not None:
             # the loop is closed: the work has already ended

@@ -181,13 +181,13 @@ class OpenAILikeClient(_Adapter):
 
     def _arguments(
         self,
-        create: Callable[..., Any],
+        create: Callable[..., object],
         request: ModelRequest,
         max_tokens_name: str,
         without: frozenset[str],
     ) -> dict[str, Any]:
         standard, extra = split_arguments(request, max_tokens_name)
-        arguments: dict[str, Any] = {"model": request.model, **standard}
+        arguments: dict[str, object] = {"model": request.model, **standard}
         if request.message_type == "completion":
             arguments["prompt"] = request.prompt
         else:
@@ -238,7 +238,7 @@ def _body(error: Exception) -> bytes:
     )
 
 
-def _accepts(function: Callable[..., Any], name: str) -> bool:
+def _accepts(function: Callable[..., object], name: str) -> bool:
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -74,7 +74,7 @@ def _choice(choice: object) -> Choice:
 def _message(message: object) -> dict[str, Any]:
     content = _get(message, "content")
     calls = _typed(message, "tool_calls", list)
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         **_extra(message),
         "content": content if isinstance(content, str | list) else None,
         "tool_calls": [_tool_call(call) for call in calls] if calls else None,

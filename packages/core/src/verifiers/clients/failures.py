@@ -17,7 +17,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from verifiers.clients.reply import excerpt
 from verifiers.clients.retry import parse_retry_after
@@ -326,7 +325,11 @@ def _of_key(endpoint: Endpoint) -> str:
 
 
 def _by_status(
-    status: int, detail: str, endpoint: Endpoint, retry_after_s: float | None, facts: dict[str, Any]
+    status: int,
+    detail: str,
+    endpoint: Endpoint,
+    retry_after_s: float | None,
+    facts: Mapping[str, object],
 ) -> VerifiersError:
     """The error of a response whose words mean nothing that is known."""
     url = endpoint.url

@@ -105,8 +105,8 @@ def split_arguments(
 
     Raises: ``ConfigError`` for unsupported or contradictory arguments.
     """
-    standard: dict[str, Any] = {}
-    extra: dict[str, Any] = {}
+    standard: dict[str, object] = {}
+    extra: dict[str, object] = {}
     limit = None
     for name, value in request.sampling_args.items():
         if value is None or name == "extra_body":
@@ -141,7 +141,7 @@ def split_arguments(
     return standard, extra
 
 
-def _unsupported(arguments: Mapping[str, Any], name: str, instead: str) -> ConfigError:
+def _unsupported(arguments: Mapping[str, object], name: str, instead: str) -> ConfigError:
     return ConfigError(
         f"sampling_args[{name!r}]={arguments[name]!r} is not supported: {instead}", key=name
     )
@@ -160,7 +160,7 @@ def to_fields(
 ) -> dict[str, Any]:
     """Return the fields of the body of a request; ``without``: see `sendable`."""
     standard, extra = split_arguments(request, max_tokens_name)
-    body: dict[str, Any] = {"model": request.model}
+    body: dict[str, object] = {"model": request.model}
     if request.message_type == "completion":
         body["prompt"] = request.prompt
     else:
@@ -366,7 +366,7 @@ def has_audio(prompt: Messages) -> bool:
     )
 
 
-def encode(body: Mapping[str, Any]) -> bytes:
+def encode(body: Mapping[str, object]) -> bytes:
     """Encode as JSON; a lone surrogate, which a model may write, is escaped."""
     try:
         return _ENCODER.encode(body)

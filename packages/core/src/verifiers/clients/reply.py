@@ -232,7 +232,7 @@ def streamed_error(error: object) -> StreamedError:
     return StreamedError(status, json.dumps({"error": error}, ensure_ascii=False))
 
 
-def finish_of(message: Mapping[str, Any], reason: object, where: str) -> str:
+def finish_of(message: Mapping[str, object], reason: object, where: str) -> str:
     """Return "stop", "length" or "tool_calls" for the finish reason of a reply; None and "" are no
     reason, and the reply is whole.
 
@@ -349,7 +349,7 @@ def _received_message(choice: Choice, request: ModelRequest, where: str) -> Assi
     return message
 
 
-def message_of(body: Mapping[str, Any], where: str) -> AssistantMessage:
+def message_of(body: Mapping[str, object], where: str) -> AssistantMessage:
     """Return a message of a server as authors read it: text, reasoning and calls, each under one
     name, and the fields that are not known here.
 
@@ -389,7 +389,7 @@ def _is_thought(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") in ("thinking", "reasoning")
 
 
-def _thought(part: Mapping[str, Any]) -> str:
+def _thought(part: Mapping[str, object]) -> str:
     """The text of a part with reasoning: Mistral's holds text parts."""
     thought = part.get("thinking") or part.get("reasoning") or part.get("text") or ""
     if isinstance(thought, list):
@@ -399,7 +399,7 @@ def _thought(part: Mapping[str, Any]) -> str:
     return str(thought)
 
 
-def _usage(usage: dict[str, Any] | None) -> Usage:
+def _usage(usage: Mapping[str, object] | None) -> Usage:
     if not usage:
         return Usage()
     counts = number_of(usage.get("prompt_tokens")), number_of(usage.get("completion_tokens"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -193,7 +193,7 @@ def _is_local(text: str) -> bool:
 
 
 def _configured(
-    source: ClientConfig | EndpointConfig | list[Any] | tuple[Any, ...], keep_raw: bool
+    source: ClientConfig | EndpointConfig | Sequence[object] | tuple[object, ...], keep_raw: bool
 ) -> Client:
     if isinstance(source, ClientConfig) and not source.endpoint_configs:
         return _over_http(source, keep_raw)

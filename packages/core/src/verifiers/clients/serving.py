@@ -436,7 +436,7 @@ def refusal(dialect: Dialect, refused: ModelRefused | ConfigError) -> web.Respon
     return web.Response(body=encode(body), status=status, content_type="application/json")
 
 
-def models_body(*models: Mapping[str, Any]) -> dict[str, Any]:
+def models_body(*models: Mapping[str, object]) -> dict[str, Any]:
     """The answer to ``GET /models``; a model has an ``id``, and fields of its own."""
     shared = {"object": "model", "created": 0, "owned_by": "verifiers"}
     return {"object": "list", "data": [shared | dict(model) for model in models], "has_more": False}

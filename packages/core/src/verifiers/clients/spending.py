@@ -130,7 +130,7 @@ class Budget:
         self.spent += spent
         await self._write({"opening": True, "tokens": spent.tokens, "usd": spent.usd})
 
-    async def _write(self, entry: Mapping[str, Any]) -> None:
+    async def _write(self, entry: Mapping[str, object]) -> None:
         if self._ledger is not None:
             await self._ledger.append(entry)
 

@@ -21,13 +21,13 @@ from verifiers.runtime.json import canonical_json, in_utf8
 INPUT_COLUMNS = ("prompt", "answer", "info", "task", "example_id")
 
 
-def to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
+def to_dataset(rows: Sequence[Mapping[str, object]]) -> Any:
     """Build a ``datasets.Dataset`` with the union of the columns; absent cells are None."""
     import datasets
 
     names = tuple(dict.fromkeys(name for row in rows for name in row)) or INPUT_COLUMNS
-    columns: dict[str, list[Any]] = {}
-    features: dict[str, Any] = {}
+    columns: dict[str, list[object]] = {}
+    features: dict[str, object] = {}
     for name in names:
         columns[name], features[name] = _column(name, [row.get(name) for row in rows])
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
@@ -51,7 +51,7 @@ def _column(name: str, values: list[Any]) -> tuple[list[Any], Any]:
     return texts, as_json
 
 
-def _exact_feature(name: str, values: list[Any]) -> Any:
+def _exact_feature(name: str, values: Sequence[object]) -> Any:
     """Return the Arrow feature that stores the values exactly; None when there is none."""
     import datasets
     import pyarrow

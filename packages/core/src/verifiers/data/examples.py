@@ -366,7 +366,7 @@ def examples_from(inputs: DatasetLike, row_format: RowFormat) -> list[Example]:
     return examples
 
 
-def _example(row: Mapping[str, Any], row_format: RowFormat, location: str) -> Example:
+def _example(row: Mapping[str, object], row_format: RowFormat, location: str) -> Example:
     formatted = format_row(row, row_format, location)
     hashed = formatted.copy()
     del hashed["example_id"]

@@ -36,7 +36,9 @@ class KeptRows:
         """16 hexadecimal digits of what is kept, for the identity of a run."""
         return hashlib.sha256("".join(sorted(self.hashes)).encode()).hexdigest()[:16]
 
-    def of(self, table: Table, env_id: str, env_args: Mapping[str, Any] | None, key: str) -> Table:
+    def of(
+        self, table: Table, env_id: str, env_args: Mapping[str, object] | None, key: str
+    ) -> Table:
         """The rows of ``table`` that the file lists; ``env_args`` is None if nothing says how it
         was built.
 

@@ -76,7 +76,7 @@ def split_data_url(url: str) -> tuple[str, str] | None:
     return media_type(words[0] if len(words) > 1 else "", data), data
 
 
-def properly_named(part: Any) -> Any:
+def properly_named(part: object) -> Any:
     """Return a content part with the registered name of its media type; the same object where it
     has that."""
     if not isinstance(part, Mapping):
@@ -103,7 +103,7 @@ def properly_named(part: Any) -> Any:
     return part
 
 
-def _named_url(url: Any) -> Any:
+def _named_url(url: object) -> Any:
     if not isinstance(url, str) or url[:5].lower() != "data:":
         return url
     if (media := split_data_url(url)) is None:

@@ -37,14 +37,14 @@ class RowFormat:
 
 
 def format_row(
-    row: Mapping[str, Any], row_format: RowFormat, location: str = "the row"
+    row: Mapping[str, object], row_format: RowFormat, location: str = "the row"
 ) -> dict[str, Any]:
     """Return a new row with normalized ``prompt answer info task example_id``; other columns are
     copied.
 
     Idempotent. Raises: ``DatasetError`` that begins with ``location``.
     """
-    formatted: dict[str, Any] = copy_row(dict(row))
+    formatted: dict[str, object] = copy_row(dict(row))
     question = _cell(formatted, row_format.question_key, "question")
     if question is not None:
         if not isinstance(question, str):
@@ -63,14 +63,14 @@ def format_row(
     return formatted
 
 
-def _cell(row: Mapping[str, Any], key: str, canonical: str) -> Any:
+def _cell(row: Mapping[str, object], key: str, canonical: str) -> Any:
     """The value of the configured column, else of the canonical column."""
     value = row.get(key)
     return row.get(canonical) if value is None else value
 
 
 def _prompt(
-    row: Mapping[str, Any], question: str | None, row_format: RowFormat, location: str
+    row: Mapping[str, object], question: str | None, row_format: RowFormat, location: str
 ) -> Messages:
     source = row.get("prompt")
     if source is None and question is None:

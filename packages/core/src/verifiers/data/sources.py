@@ -159,7 +159,7 @@ def _open(dataset: object) -> dict[str, Rows] | Rows:
     raise DatasetError(f"cannot read a dataset from {_described(dataset)}; pass {ACCEPTED}")
 
 
-def _without_frame(table: Any) -> Any:
+def _without_frame(table: object) -> Any:
     """The rows of a DataFrame of pandas or polars; any other object as it is."""
     if type(table).__name__ != "DataFrame":
         return table
@@ -204,7 +204,7 @@ def _open_columns(columns: Mapping[str, Any]) -> Rows:
     return ListRows(_rows_of(values))
 
 
-def _rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def _rows_of(columns: Mapping[str, Sequence[object]]) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -279,7 +279,7 @@ def _opened_text(path: Path, newline: str | None = None) -> TextIOWrapper:
 def _open_csv(path: Path) -> Rows:
     """Read cells as text, as CSV has no types, except an ``example_id`` column of integers."""
     with _opened_text(path, newline="") as file:
-        rows: list[dict[str, Any]] = []
+        rows: list[dict[str, object]] = []
         header = file.readline()
         file.seek(0)
         delimiter = max(",;\t", key=header.count)

@@ -258,7 +258,7 @@ class EnvGroup(Environment):
             raise failures[0]
 
 
-def route_of(row: Mapping[str, Any]) -> list[str]:
+def route_of(row: Mapping[str, object]) -> list[str]:
     """Return the member names of a row, outermost first: ``info["env_id"]`` (one or several), else
     ``task``."""
     info = row.get("info")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -171,7 +171,7 @@ def read_toml(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error}", path=str(path)) from error
 
 
-def table_at(document: dict[str, Any], *keys: str) -> dict[str, Any]:
+def table_at(document: Mapping[str, object], *keys: str) -> dict[str, Any]:
     """The table at ``keys``; empty when it is missing or not a table."""
     value: Any = document
     for key in keys:

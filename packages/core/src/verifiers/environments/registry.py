@@ -494,11 +494,13 @@ def import_loader(env_id: str, source: FoundEnvironment) -> Callable[..., Any]:
         raise EnvironmentLoadError(
             f"environment {env_id!r}: {source} is not a function", env_id=env_id
         )
-    loader: Callable[..., Any] = target
+    loader: Callable[..., object] = target
     return functools.partial(loader, eval_path=source.tasks) if source.tasks else loader
 
 
-def check_arguments(env_id: str, loader: Callable[..., Any], env_args: Mapping[str, Any]) -> None:
+def check_arguments(
+    env_id: str, loader: Callable[..., object], env_args: Mapping[str, object]
+) -> None:
     """Check arguments against the signature of the loader. Raises: ``ConfigError``."""
     try:
         parameters = inspect.signature(loader).parameters.values()
@@ -518,7 +520,10 @@ def check_arguments(env_id: str, loader: Callable[..., Any], env_args: Mapping[s
 
 
 def _build(
-    env_id: str, source: FoundEnvironment, loader: Callable[..., Any], env_args: Mapping[str, Any]
+    env_id: str,
+    source: FoundEnvironment,
+    loader: Callable[..., object],
+    env_args: Mapping[str, object],
 ) -> Environment:
     from verifiers.environments.base import Environment
 

@@ -112,7 +112,7 @@ class StatefulToolEnv(ToolEnv):
 
 
 @functools.lru_cache(maxsize=256)
-def _takes_the_name(method: Callable[..., Any]) -> bool:
+def _takes_the_name(method: Callable[..., object]) -> bool:
     """Return False for the oldest signature, ``update_tool_args(self, tool_args, messages,
     state)``."""
     parameters = inspect.signature(method).parameters.values()

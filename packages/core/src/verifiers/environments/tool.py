@@ -283,7 +283,7 @@ class ToolEnv(MultiTurnEnv):
         except Exception as failed:
             raise fault("error_formatter", failed) from failed
 
-    async def _in_thread(self, tool: str, call: Callable[[], Any], state: State | None) -> Any:
+    async def _in_thread(self, tool: str, call: Callable[[], object], state: State | None) -> Any:
         """Call a synchronous tool in a thread.
 
         A thread cannot be killed: a thread that runs past the time limit of the rollout is
@@ -315,7 +315,7 @@ def _call_error(tool: str, error: Exception) -> ToolCallError:
     return wrapped
 
 
-def _names(definitions: Iterable[Mapping[str, Any]]) -> set[str]:
+def _names(definitions: Iterable[Mapping[str, object]]) -> set[str]:
     return {field(definition.get("function") or definition, "name") for definition in definitions}
 
 
@@ -343,12 +343,12 @@ def _exception_classes(
 
 
 @functools.lru_cache(maxsize=256)
-def _takes_state(call_tool: Callable[..., Any]) -> bool:
+def _takes_state(call_tool: Callable[..., object]) -> bool:
     parameters = inspect.signature(call_tool).parameters
     return "state" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-async def _together(work: Iterable[Coroutine[Any, Any, Message]]) -> list[Message]:
+async def _together(work: Iterable[Coroutine[object, object, Message]]) -> list[Message]:
     """Await all and return the results in order. When a call raises, the others are cancelled and
     awaited first."""
     tasks = [asyncio.ensure_future(call) for call in work]

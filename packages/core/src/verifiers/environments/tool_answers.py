@@ -37,7 +37,7 @@ async def all_listed(result: object, limit: int) -> Any:
     """``listed``, of an asynchronous iterator too."""
     if not isinstance(result, AsyncIterator):
         return listed(result, limit)
-    values: list[Any] = []
+    values: list[object] = []
     async for value in result:
         values.append(value)
         if len(values) == limit:
@@ -52,7 +52,7 @@ def cut_description(description: str) -> str:
     return cut(description, MAX_DESCRIPTION_CHARS)
 
 
-def check_definitions(tools: Sequence[Mapping[str, Any]]) -> None:
+def check_definitions(tools: Sequence[Mapping[str, object]]) -> None:
     """*Raises* ValueError for tools of a server that are longer than ``MAX_DEFINITIONS_CHARS``."""
     sizes = [len(json.dumps(tool, default=str)) for tool in tools]
     if sum(sizes) > MAX_DEFINITIONS_CHARS:

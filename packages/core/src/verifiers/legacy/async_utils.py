@@ -38,7 +38,7 @@ async def maybe_await(function: object, *args: object, **kwargs: object) -> Any:
     return await author_code.maybe_await(function(*args, **kwargs))
 
 
-async def maybe_call_with_named_args(function: Callable[..., Any], **kwargs: object) -> Any:
+async def maybe_call_with_named_args(function: Callable[..., object], **kwargs: object) -> Any:
     """Call ``function`` with those of ``kwargs`` that it declares, all of them for ``**kwargs``;
     await where needed."""
     parameters = inspect.signature(function).parameters
@@ -53,7 +53,7 @@ async def maybe_semaphore(limit: int | None = None) -> AbstractAsyncContextManag
     return asyncio.Semaphore(limit) if limit is not None and limit > 0 else nullcontext()
 
 
-async def with_sem(semaphore: AbstractAsyncContextManager[Any], work: Awaitable[T]) -> T:
+async def with_sem(semaphore: AbstractAsyncContextManager[object], work: Awaitable[T]) -> T:
     """Await ``work`` within ``semaphore``. A coroutine that never gets its turn is closed."""
     try:
         async with semaphore:

@@ -60,7 +60,7 @@ def started(work: Coroutine[Any, Any, T]) -> Done | Awaitable[T]:
 
 
 @types.coroutine
-def _continued(work: Coroutine[Any, Any, T], awaited: object) -> Generator[Any, Any, T]:
+def _continued(work: Coroutine[object, object, T], awaited: object) -> Generator[Any, Any, T]:
     """The rest of a coroutine that has yielded ``awaited``."""
     while True:
         try:

@@ -48,7 +48,7 @@ def sanitize_tool_calls(messages: Iterable[object] | str) -> Any:
     return [_with_json_calls(message) for message in normalize_chat(messages)]
 
 
-def strip_nones_from_content(messages: Iterable[Mapping[str, Any]] | str) -> Any:
+def strip_nones_from_content(messages: Iterable[Mapping[str, object]] | str) -> Any:
     """The messages without None-valued keys in their content parts; plain text unchanged."""
     if isinstance(messages, str):
         return messages

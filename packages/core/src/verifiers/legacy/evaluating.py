@@ -46,7 +46,7 @@ class EvalConfig:
     save_to_hf_hub: bool = False
     hf_hub_dataset_name: str | None = None
 
-    def model_dump(self, **_: Any) -> dict[str, Any]:
+    def model_dump(self, **_: object) -> dict[str, Any]:
         """The fields as plain data."""
         return asdict(self)
 
@@ -149,8 +149,8 @@ def resolve_endpoints_file(endpoints_path: str) -> Path | None:
 
 
 def filter_inputs(
-    inputs: Sequence[Mapping[str, Any]],
-    outputs: Sequence[Mapping[str, Any]],
+    inputs: Sequence[Mapping[str, object]],
+    outputs: Sequence[Mapping[str, object]],
     rollouts_per_example: int,
 ) -> list[Any]:
     """The inputs that still have to be run: of each example as many as ``outputs`` lacks of the
@@ -172,7 +172,7 @@ def get_env_outputs(results: GenerateOutputs, env_id: str) -> GenerateOutputs:
     return results.filter(lambda output: output_env_id(output) == env_id)
 
 
-def output_env_id(output: Mapping[str, Any]) -> str:
+def output_env_id(output: Mapping[str, object]) -> str:
     """The environment of a group that ran a rollout."""
     info = output.get("info")
     env_id = info.get("env_id") if isinstance(info, Mapping) else None
@@ -276,7 +276,7 @@ def _say(line: str) -> None:
 
 def _print_values(name: str, values: Sequence[float], outputs: Sequence[RolloutOutput]) -> None:
     _say(f"{name}: {_spread(values)}")
-    seen: dict[Any, int] = {}
+    seen: dict[object, int] = {}
     rows: dict[int, list[float]] = {}
     for value, output in zip(values, outputs, strict=True):
         sibling = seen[output["example_id"]] = seen.get(output["example_id"], 0) + 1

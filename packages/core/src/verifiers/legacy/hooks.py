@@ -70,7 +70,7 @@ def _of_last_argument(method: Callable[..., Any]) -> Callable[..., Any]:
     return is_completed
 
 
-def _takes_messages(override: Callable[..., Any]) -> bool:
+def _takes_messages(override: Callable[..., object]) -> bool:
     """Whether an ``is_completed`` has the signature ``(self, messages, state)``, by any parameter
     names."""
     positional = [

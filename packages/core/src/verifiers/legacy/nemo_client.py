@@ -56,9 +56,9 @@ class NeMoRLChatCompletionsClient(TemplateClient):
         self,
         prompt: object,
         model: str,
-        sampling_args: Mapping[str, Any],
+        sampling_args: Mapping[str, object],
         tools: object = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """One ``chat.completions.create``; ``extra_headers`` of ``kwargs`` are sent."""
         arguments = {name: value for name, value in sampling_args.items() if value is not None}

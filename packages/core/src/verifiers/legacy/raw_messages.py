@@ -14,7 +14,7 @@ ROLES = ("text", "system", "user", "assistant", "tool")
 _PLACEHOLDERS = {"image_url": "[image]", "input_audio": "[audio]", "audio": "[audio]"}
 
 
-def from_raw_message(message: Mapping[str, Any]) -> Message:
+def from_raw_message(message: Mapping[str, object]) -> Message:
     """The message of a dict, with flat tool calls. *Raises* ValueError for a role that is none of
     ``ROLES``."""
     fields = dict(as_mapping(message, "a message"))
@@ -78,7 +78,7 @@ def serialize_message_for_output(message: object) -> dict[str, Any]:
     out."""
     fields = as_mapping(message, "a message")
     content = fields.get("content")
-    saved: dict[str, Any] = {"role": fields.get("role"), "content": content}
+    saved: dict[str, object] = {"role": fields.get("role"), "content": content}
     if isinstance(content, list):
         saved["content"] = [_saved_part(part) for part in content]
     names = ("reasoning_content", "tool_calls", "tool_call_id", "name")

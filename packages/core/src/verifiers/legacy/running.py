@@ -42,7 +42,7 @@ def rollout_results(
     client: object = None,
     state_columns: Sequence[str] | None = None,
     results_path: str | Path | None = None,
-    gen_sampling_args: Mapping[str, Any] | None = None,
+    gen_sampling_args: Mapping[str, object] | None = None,
     start_time: float | None = None,
 ) -> GenerateOutputs:
     """Results of finished states; ``start_time`` is a ``time.time()``. ``results_path`` is

@@ -113,7 +113,7 @@ def load_outputs(results_path: str | Path) -> list[RolloutOutput]:
 
 
 def save_outputs(
-    outputs: Sequence[Mapping[str, Any]], results_path: str | Path, mode: str = "w"
+    outputs: Sequence[Mapping[str, object]], results_path: str | Path, mode: str = "w"
 ) -> None:
     """Write rollouts to ``results.jsonl`` in the folder ``results_path``; mode ``"a"`` appends, in
     place of a torn last line."""
@@ -128,13 +128,13 @@ def save_outputs(
     append_lines(folder / RESULTS_NAME, lines)
 
 
-def save_new_outputs(new_outputs: Sequence[Mapping[str, Any]], results_path: str | Path) -> None:
+def save_new_outputs(new_outputs: Sequence[Mapping[str, object]], results_path: str | Path) -> None:
     """Append rollouts to ``results.jsonl`` in the folder ``results_path``, in place of a torn last
     line."""
     save_outputs(new_outputs, results_path, mode="a")
 
 
-def save_metadata(metadata: Mapping[str, Any], result_path: str | Path) -> None:
+def save_metadata(metadata: Mapping[str, object], result_path: str | Path) -> None:
     """Write ``metadata.json`` in the folder ``result_path``."""
     folder = Path(result_path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -227,7 +227,7 @@ class GenerateOutputsBuilder:
         return ",".join(urls)
 
     @staticmethod
-    def tools_key(tools: Sequence[Any] | None) -> str | None:
+    def tools_key(tools: Sequence[object] | None) -> str | None:
         """A text that is equal for equal sets of tools; None without tools."""
         return json.dumps(json_ready(list(tools)), sort_keys=True) if tools else None
 
@@ -271,7 +271,7 @@ class GenerateOutputsBuilder:
         return GenerateOutputs(self.build_outputs(sort_by_example_id), self.build_metadata())
 
 
-def sanitize_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def sanitize_metadata(metadata: Mapping[str, object]) -> dict[str, Any]:
     """The metadata as plain data, without the date and the path of the run."""
     return {
         name: value

@@ -81,7 +81,7 @@ def adapt_group_rubric(module: ModuleType) -> None:
     module.EnvGroupRubric.__init__ = init
 
 
-def _adapt_class(cls: type[Rubric], /, **keywords: Any) -> None:
+def _adapt_class(cls: type[Rubric], /, **keywords: object) -> None:
     super(Rubric, cls).__init_subclass__(**keywords)
     if _is_ours(cls):
         _of_any_form(cls)
@@ -109,7 +109,7 @@ class _Replaceable:
 
 def _replaced_on(rubric: Rubric) -> dict[str, Callable[..., Any]]:
     """Name -> the function that was set on an object in place of its method."""
-    functions: dict[str, Callable[..., Any]] = vars(rubric).setdefault("_replaced_methods", {})
+    functions: dict[str, Callable[..., object]] = vars(rubric).setdefault("_replaced_methods", {})
     return functions
 
 
@@ -212,7 +212,7 @@ async def _group_by_columns(rubric: Rubric, states: Sequence[State]) -> None:
     Versions that had it passed it all rollouts of a run; here it scores one group at a time.
     *Raises* ScoringError when it returns another number of rewards.
     """
-    columns: dict[str, Any] = {
+    columns: dict[str, object] = {
         f"{name}s": [rollout_value(state, name) for state in states] for name in FIELD_ORDER
     }
     declared = inspect.signature(rubric.score_rollouts).parameters
@@ -252,7 +252,7 @@ def _native_handlers(rubric: Rubric) -> list[Handler]:
     return handlers
 
 
-def _semaphore(declared: Mapping[str, Any]) -> dict[str, Any]:
+def _semaphore(declared: Mapping[str, object]) -> dict[str, Any]:
     """A semaphore that never blocks, for methods that declare a semaphore: the caller already holds
     the real semaphore."""
     return {"score_sem": nullcontext()} if "score_sem" in declared else {}
@@ -283,7 +283,7 @@ def _score_rollout(native: Callable[..., Awaitable[RolloutScore]]) -> Callable[.
 
     @functools.wraps(native)
     async def score_rollout(
-        rubric: Rubric, *args: Any, score_sem: Any = None, **fields: Any
+        rubric: Rubric, *args: object, score_sem: object = None, **fields: object
     ) -> RolloutScore:
         state, original, score_sem = _read(args, fields, score_sem)
         score = await native(rubric, state, score_sem)
@@ -318,7 +318,7 @@ class FinishedScores(RolloutScores, Finished):
     __slots__ = ()
 
 
-async def clean_up(rubric: Rubric, state: Mapping[str, Any]) -> None:
+async def clean_up(rubric: Rubric, state: Mapping[str, object]) -> None:
     """Run the cleanup handlers of ``rubric`` for a rollout, once.
 
     Called from an override, run those that it stands for; a decorated override stands for itself
@@ -337,15 +337,15 @@ async def clean_up(rubric: Rubric, state: Mapping[str, Any]) -> None:
 
 def score_rollouts(
     rubric: Rubric,
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    answers: Sequence[Any],
-    states: Sequence[Any],
+    prompts: Sequence[object],
+    completions: Sequence[object],
+    answers: Sequence[object],
+    states: Sequence[object],
     tasks: Sequence[str] | None = None,
-    infos: Sequence[Any] | None = None,
+    infos: Sequence[object] | None = None,
     max_concurrent: int = -1,
     group_size: int | None = None,
-    **columns: Sequence[Any],
+    **columns: Sequence[object],
 ) -> RolloutScores | Awaitable[RolloutScores]:
     """Score rollouts given as columns; returns the scores, or an awaitable of them under a running
     loop.
@@ -440,7 +440,9 @@ def _copy_back(state: State, original: object) -> None:
         original.update((key, state[key]) for key in RESULTS)
 
 
-def _states_of(columns: Mapping[str, Sequence[Any] | None], states: Sequence[Any]) -> list[State]:
+def _states_of(
+    columns: Mapping[str, Sequence[object] | None], states: Sequence[object]
+) -> list[State]:
     """A state per row of the columns; None columns are skipped. *Raises* ConfigError for
     different lengths."""
     present = {name: values for name, values in columns.items() if values is not None}

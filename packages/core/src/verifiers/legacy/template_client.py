@@ -89,9 +89,9 @@ class TemplateClient(Client, Identified):
         self,
         prompt: object,
         model: str,
-        sampling_args: Mapping[str, Any],
+        sampling_args: Mapping[str, object],
         tools: object = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """Send one request; the answer in the provider's form."""
         raise NotImplementedError(f"{type(self).__name__} must define get_native_response")
@@ -112,9 +112,9 @@ class TemplateClient(Client, Identified):
         self,
         prompt: object,
         model: str,
-        sampling_args: Mapping[str, Any],
+        sampling_args: Mapping[str, object],
         tools: Sequence[Tool] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Response:
         """A completion, by the steps.
 
@@ -175,7 +175,7 @@ class TemplateClient(Client, Identified):
         return f"{type(self).__name__}({type(getattr(self, 'client', None)).__name__})"
 
 
-def _arguments(get_response: Callable[..., Any], request: ModelRequest) -> dict[str, Any]:
+def _arguments(get_response: Callable[..., object], request: ModelRequest) -> dict[str, Any]:
     """Keywords of a call: state and headers only where ``get_response`` accepts them."""
     sampling_args = {
         name: value for name, value in request.sampling_args.items() if value is not None

@@ -19,7 +19,7 @@ def get_thread_local_storage() -> threading.local:
 
 
 def get_or_create_thread_attr(
-    key: str, factory: Callable[..., Any], *args: object, **kwargs: object
+    key: str, factory: Callable[..., object], *args: object, **kwargs: object
 ) -> Any:
     """The object of this thread under ``key``, made by ``factory(*args, **kwargs)``
     on first use."""

@@ -41,7 +41,7 @@ def format_prompt(
     env: Environment,
     prompt_str: str,
     system_prompt: str | None = None,
-    few_shot: Sequence[Mapping[str, Any]] | None = None,
+    few_shot: Sequence[Mapping[str, object]] | None = None,
 ) -> list[dict[str, Any]]:
     """The messages of a question: system prompt, examples, the question."""
     system = [{"role": "system", "content": system_prompt}] if system_prompt else []

@@ -62,7 +62,7 @@ class StateUsageTracker:
         return dict(self._sums) if self._is_seen else None
 
 
-def compute_context_token_metrics(trajectory: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def compute_context_token_metrics(trajectory: Sequence[Mapping[str, object]]) -> dict[str, int]:
     """``final_output_tokens``: sampled over all turns; ``final_input_tokens``: the rest of the last
     conversation."""
     counts = [extract_usage_tokens(step.get("response")) for step in trajectory]

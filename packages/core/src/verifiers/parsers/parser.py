@@ -83,7 +83,7 @@ class Parser(Identified):
         """Return a reward function ``format_reward_func(completion, **kwargs)``, 0 to 1, of format
         compliance."""
 
-        def format_reward_func(completion: object, **_: Any) -> float:
+        def format_reward_func(completion: object, **_: object) -> float:
             return self.format_reward(completion)
 
         return format_reward_func
@@ -93,7 +93,7 @@ class Parser(Identified):
         return 1.0
 
     def _mean_over_assistant_messages(
-        self, completion: Iterable[object] | str | None, reward: Callable[[Any], float]
+        self, completion: Iterable[object] | str | None, reward: Callable[[object], float]
     ) -> float:
         """The mean of ``reward(message)``; 0.0 without assistant messages."""
         messages = self.get_assistant_messages(completion)

@@ -172,7 +172,7 @@ def _share(part: int, total: int) -> float:
     return part / total if total else math.nan
 
 
-def label_of(output: Mapping[str, Any], column: str) -> bool | None:
+def label_of(output: Mapping[str, object], column: str) -> bool | None:
     """The label of a rollout in ``column``, ``human`` or ``info.human``; None without a label.
 
     *Raises* ConfigError for a value that is neither yes nor no.

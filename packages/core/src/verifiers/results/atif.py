@@ -148,7 +148,7 @@ def _chains(turns: Sequence[Json]) -> list[Chain]:
     return chains
 
 
-def _is_prefix(start: Sequence[Any], messages: Sequence[Any]) -> bool:
+def _is_prefix(start: Sequence[object], messages: Sequence[object]) -> bool:
     return list(messages[: len(start)]) == list(start)
 
 
@@ -369,7 +369,7 @@ def _with_embedded(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from _with_embedded(embedded)
 
 
-def _is_sampled(step: Mapping[str, Any]) -> bool:
+def _is_sampled(step: Mapping[str, object]) -> bool:
     """Whether a model answered in this step."""
     is_agent = step["source"] == "agent" and not step.get("is_copied_context")
     return is_agent and step.get("llm_call_count") != 0

@@ -354,7 +354,7 @@ def _ended_by_a_rule(run: Measured) -> tuple[list[str], list[str]]:
     return [reason], []
 
 
-def _differing(a: Mapping[str, Any], b: Mapping[str, Any], parts: Sequence[str]) -> list[str]:
+def _differing(a: Mapping[str, object], b: Mapping[str, object], parts: Sequence[str]) -> list[str]:
     return [part for part in parts if part in a and part in b and a[part] != b[part]]
 
 

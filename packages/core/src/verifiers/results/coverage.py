@@ -202,7 +202,7 @@ def counts_of(
     reward: object,
     is_truncated: object,
     is_unparsed: object,
-    tool_defs: Sequence[Mapping[str, Any]] | None,
+    tool_defs: Sequence[Mapping[str, object]] | None,
     tool_errors: Sequence[str],
     failed_requests: Mapping[str, int],
     attempts: float | None,
@@ -258,7 +258,7 @@ def looks_like_call(messages: Iterable[object], tools: Iterable[str]) -> bool:
     )
 
 
-def counts_in_metrics(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def counts_in_metrics(lines: Iterable[Mapping[str, object]]) -> dict[str, int]:
     """The counts of a training: sums over the lines of ``metrics.jsonl``."""
     counts = dict.fromkeys(IN_METRICS, 0)
     for line in lines:

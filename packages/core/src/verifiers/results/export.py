@@ -57,7 +57,7 @@ BATCH_SIZE = 2_000
 """Rollouts that are in memory while a Parquet file is written."""
 
 
-def rows_to_dataset(rows: Sequence[Mapping[str, Any]], first: Iterable[str] = ()) -> Any:
+def rows_to_dataset(rows: Sequence[Mapping[str, object]], first: Iterable[str] = ()) -> Any:
     """A ``datasets.Dataset`` with the columns of all rollouts, these ``first``; unknown numbers are
     null."""
     from datasets import Dataset
@@ -69,7 +69,7 @@ def rows_to_dataset(rows: Sequence[Mapping[str, Any]], first: Iterable[str] = ()
     )
 
 
-def facts_of_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def facts_of_run(metadata: Mapping[str, object]) -> dict[str, Any]:
     """What a row of a table says of its run: environment and model, so that tables of several runs
     can be joined."""
     return {name: metadata[name] for name in ("env_id", "model") if metadata.get(name)}
@@ -78,7 +78,7 @@ def facts_of_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def average_rewards(outputs: Sequence[RolloutOutput], siblings: int | None) -> list[float]:
     """Mean known reward of each rollout's group: one example, or ``siblings`` in a row."""
     keys = [n // siblings if siblings else example_key(output) for n, output in enumerate(outputs)]
-    groups: dict[Any, list[float]] = {}
+    groups: dict[object, list[float]] = {}
     for key, output in zip(keys, outputs, strict=True):
         groups.setdefault(key, []).append(output["reward"])
     averages = {key: mean(rewards) for key, rewards in groups.items()}
@@ -90,7 +90,9 @@ OTHER_FILES = frozenset(".json .txt .xlsx .tsv .feather .arrow .pkl .html .md .g
 
 
 def save(
-    rollouts: Callable[[], Iterator[RolloutOutput]], metadata: Mapping[str, Any], path: str | Path
+    rollouts: Callable[[], Iterator[RolloutOutput]],
+    metadata: Mapping[str, object],
+    path: str | Path,
 ) -> None:
     """Write the results of a run to ``path``: one ``.parquet``, ``.csv`` or ``.jsonl`` file, else
     a run directory.
@@ -123,12 +125,12 @@ def save(
 Rollouts = Callable[[], Iterator[RolloutOutput]]
 
 
-def _write_lines(rollouts: Rollouts, file: Path, facts: Mapping[str, Any]) -> None:
+def _write_lines(rollouts: Rollouts, file: Path, facts: Mapping[str, object]) -> None:
     with file.open("xb") as opened:
         opened.writelines(encode_row(row) + b"\n" for row in journal_rows(rollouts()))
 
 
-def _write_csv(rollouts: Rollouts, file: Path, facts: Mapping[str, Any]) -> None:
+def _write_csv(rollouts: Rollouts, file: Path, facts: Mapping[str, object]) -> None:
     names = dict.fromkeys(itertools.chain.from_iterable(journal_rows(rollouts())))
     names |= dict.fromkeys(facts)
     with file.open("x", encoding="utf-8", errors="backslashreplace", newline="") as opened:
@@ -143,13 +145,13 @@ def _as_cell(value: object) -> object:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
 
 
-def _write_metadata(metadata: Mapping[str, Any], folder: Path) -> None:
+def _write_metadata(metadata: Mapping[str, object], folder: Path) -> None:
     content = json.dumps(json_ready({**metadata, "path_to_save": str(folder)}), indent=2)
     atomic_write(folder / METADATA_NAME, content.encode() + b"\n")
 
 
 def write_trajectories(
-    documents: Iterable[Mapping[str, Any]], metadata: Mapping[str, Any], folder: Path
+    documents: Iterable[Mapping[str, object]], metadata: Mapping[str, object], folder: Path
 ) -> None:
     """Write each document as a file of a new folder. *Raises* ConfigError for a folder that has
     files."""
@@ -172,7 +174,7 @@ def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[list[dict[str, Any]]
 # --- Parquet --------------------------------------------------------------------------------------
 
 
-def _write_parquet(rollouts: Rollouts, file: Path, facts: Mapping[str, Any]) -> None:
+def _write_parquet(rollouts: Rollouts, file: Path, facts: Mapping[str, object]) -> None:
     """Write one row group for ``BATCH_SIZE`` rollouts; reads them twice where later batches have
     other columns or types."""
     types: dict[str, pa.DataType | None] = {}
@@ -188,10 +190,10 @@ _FILES: dict[str, Callable[[Rollouts, Path, Mapping[str, Any]], None]] = {
 
 
 def _write_batches(
-    batches: Iterator[list[dict[str, Any]]],
+    batches: Iterator[Sequence[Mapping[str, object]]],
     types: dict[str, pa.DataType | None],
     file: Path,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
 ) -> bool:
     """Write a Parquet file of columns of these types, those of the first batch where there are none
     yet.
@@ -205,7 +207,7 @@ def _write_batches(
     writer, fits = None, True
     try:
         for rows in batches:
-            plain: list[dict[str, Any]] = in_utf8(rows)
+            plain: list[dict[str, object]] = in_utf8(rows)
             before, inferred = dict(types), {}
             columns = {
                 name: [row.get(name) for row in plain]
@@ -301,7 +303,9 @@ def _without_nulls(value: object) -> Any:
     return value
 
 
-def _of_type(kind: pa.DataType | None, values: list[Any], inferred: pa.Array | None) -> pa.Array:
+def _of_type(
+    kind: pa.DataType | None, values: Sequence[object], inferred: pa.Array | None
+) -> pa.Array:
     """Values as an Arrow array of a type, None for JSON text; ``inferred``: of their type."""
     import pyarrow as pa
 
@@ -310,7 +314,7 @@ def _of_type(kind: pa.DataType | None, values: list[Any], inferred: pa.Array | N
     return inferred if inferred is not None and inferred.type == kind else pa.array(values, kind)
 
 
-def _common_type(merged: pa.DataType | None, values: list[Any]) -> tuple[Any, Any]:
+def _common_type(merged: pa.DataType | None, values: Sequence[object]) -> tuple[Any, Any]:
     """(the Arrow type of the values and of those before them, of type ``merged``; the values as an
     array of their own).
 
@@ -343,7 +347,7 @@ def _arrow_column(name: str, values: list[Any]) -> list[Any]:
     return _texts(values)
 
 
-def _texts(values: list[Any]) -> list[Any]:
+def _texts(values: Sequence[object]) -> list[Any]:
     return [None if value is None else json.dumps(value) for value in values]
 
 

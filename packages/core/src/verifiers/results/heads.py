@@ -171,7 +171,7 @@ def _measure(completion: object) -> tuple[int, int]:
     return turns, chars
 
 
-def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> Any:
+def _head_of(row: Mapping[str, object], metric_names: Sequence[str]) -> Any:
     """The head of a saved rollout of any version, by complete decoding."""
     output = row_from_disk(row, metric_names)
     completion = output["completion"]

@@ -396,7 +396,7 @@ def _plain_value(value: object) -> Any:
     return (value if isinstance(value, str) else json.dumps(value))[:MAX_VALUE_CHARS]
 
 
-def _searched_text(row: Mapping[str, Any]) -> str:
+def _searched_text(row: Mapping[str, object]) -> str:
     """The searchable text of a saved rollout: its conversation, answer, error and info."""
     pieces: list[str] = []
     for name in ("prompt", "completion", "answer", "error", "info"):

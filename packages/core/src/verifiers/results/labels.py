@@ -12,7 +12,6 @@ import datetime
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import MAX_FILE_BYTES, TooLong, lines_of, open_file
@@ -23,7 +22,7 @@ from verifiers.storage.files import append_lines
 LABELS_NAME, LABEL = "labels.jsonl", "label"
 
 
-def write_label(folder: Path, row: Mapping[str, Any], label: bool | None) -> None:
+def write_label(folder: Path, row: Mapping[str, object], label: bool | None) -> None:
     """Append the label of a saved rollout, None to take it back; it is on disk afterwards.
 
     *Raises* ConfigError for a rollout without a ``rollout_key``; OSError, also when the file is a

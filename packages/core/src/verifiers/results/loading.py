@@ -173,7 +173,7 @@ def _indexed(
     file: Path,
     metric_names: Sequence[str],
     outside: Collection[str],
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     state_columns: Sequence[str] | None,
     fills_advantages: bool,
 ) -> StoredOutputs:
@@ -206,7 +206,7 @@ def _indexed(
 
 def _add_labels(
     outputs: Sequence[RolloutOutput],
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, object]],
     labels: Mapping[str, tuple[str, bool]],
 ) -> None:
     """The column ``label`` where a person labelled rollouts and the run has no such column of its

@@ -188,7 +188,7 @@ class GenerateOutputs(ResultColumns):
             " cost_usd resumed env_args sampling_args status stopped spent coverage"
         ).split()
         facts, measured = {name: self.metadata.get(name) for name in names}, self.measurements()
-        numbers: dict[str, Any] = json_ready(
+        numbers: dict[str, object] = json_ready(
             facts
             | {
                 "path": self.metadata.get("path_to_save"),
@@ -435,7 +435,7 @@ class Trajectories(Sequence[dict[str, Any]]):
 
 
 def measured(
-    runs: Sequence[tuple[str, GenerateOutputs, Mapping[str, Any] | None]],
+    runs: Sequence[tuple[str, GenerateOutputs, Mapping[str, object] | None]],
 ) -> list[Measured]:
     """Runs as ``comparison`` needs them, from (name, results, configuration or None).
 
@@ -447,7 +447,7 @@ def measured(
     )
     merged_runs = []
     for name, results, config in runs:
-        values: dict[str, dict[Any, list[float]]] = {"reward": {}}
+        values: dict[str, dict[object, list[float]]] = {"reward": {}}
         for output in results.outputs:
             key = output["example_hash"] if has_hashes else content_hash(output)
             for metric, value in ({**output["metrics"], "reward": output["reward"]}).items():
@@ -519,7 +519,7 @@ def make_dataset(
         *(name for name in (*metrics, *further) if name not in DATASET_COLUMNS),
     ]
     averages = average_rewards(results.outputs, rollouts_per_example)
-    states: Sequence[Mapping[str, Any]] = results.known_states() or [{} for _ in averages]
+    states: Sequence[Mapping[str, object]] = results.known_states() or [{} for _ in averages]
     rows = []
     for output, average, state in zip(results.outputs, averages, states, strict=True):
         values = dict.fromkeys(metrics) | output | {"average_reward": average}

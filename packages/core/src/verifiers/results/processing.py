@@ -93,9 +93,9 @@ class ProcessedOutputs(AttributeDict):
 
 
 def process_env_results(
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    states: Sequence[Mapping[str, Any]],
+    prompts: Sequence[object],
+    completions: Sequence[object],
+    states: Sequence[Mapping[str, object]],
     rewards: Sequence[float],
     tokenizer: object = None,
     max_seq_len: int = -1,
@@ -242,7 +242,7 @@ def _turns_of_text(
 
 
 def _padded(
-    rows: Sequence[Sequence[Any]], pad: float, dtype: npt.DTypeLike, at_left: bool = False
+    rows: Sequence[Sequence[object]], pad: float, dtype: npt.DTypeLike, at_left: bool = False
 ) -> np.ndarray:
     width = max((len(row) for row in rows), default=0)
     padded = np.full((len(rows), width), pad, dtype)

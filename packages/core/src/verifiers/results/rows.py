@@ -119,7 +119,7 @@ def journal_rows(outputs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
         yield decode_row(encode_row(row_for_disk(output, example_hash, sibling, attempts)))
 
 
-def remainder_of(row: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
+def remainder_of(row: Mapping[str, object], read: Mapping[str, object]) -> dict[str, Any]:
     """What ``with_remainder`` needs to make ``row`` of what another format gives: its values of
     ``fields`` that are others, and the names that it lacks (``absent``); empty if it is equal."""
     fields = {
@@ -131,7 +131,7 @@ def remainder_of(row: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, A
     return {"fields": fields, "absent": absent} if fields or absent else {}
 
 
-def with_remainder(read: Mapping[str, Any], remainder: object) -> dict[str, Any]:
+def with_remainder(read: Mapping[str, object], remainder: object) -> dict[str, Any]:
     """The row of which ``remainder_of`` made ``remainder``. *Raises* TypeError for a remainder of
     another shape."""
     if not isinstance(remainder, Mapping):
@@ -142,7 +142,7 @@ def with_remainder(read: Mapping[str, Any], remainder: object) -> dict[str, Any]
     return {name: value for name, value in read.items() if name not in absent} | dict(fields)
 
 
-def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> RolloutOutput:
+def row_from_disk(row: Mapping[str, object], metric_names: Sequence[str] = ()) -> RolloutOutput:
     """Read a saved rollout, also of older versions, whose metrics are only at the top level
     (``metric_names``).
 
@@ -162,7 +162,7 @@ def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> R
         "metrics": {renamed.get(name, name): value for name, value in metrics.items()},
         "timing": saved_times(row),
     }
-    defaults: dict[str, Any] = {**dict.fromkeys(ALWAYS), "reward": math.nan, "info": {}}
+    defaults: dict[str, object] = {**dict.fromkeys(ALWAYS), "reward": math.nan, "info": {}}
     # in the order of a new rollout's fields
     in_order = {name: row.get(name, defaults.get(name)) for name in SAVED}
     absent = [name for name in SAVED if name not in row and name not in defaults]
@@ -188,7 +188,7 @@ def saved_times(row: Mapping[str, Any]) -> Mapping[str, float]:
 
 
 def saved_row(
-    row: Mapping[str, Any], location: str, metric_names: Sequence[str] = ()
+    row: Mapping[str, object], location: str, metric_names: Sequence[str] = ()
 ) -> RolloutOutput:
     """As ``row_from_disk``. *Raises* JournalError that names ``location``, ``file:line``, for a row
     of another shape."""
@@ -226,14 +226,14 @@ def _with_flat_metrics(output: RolloutOutput) -> RolloutOutput:
     return output
 
 
-def example_key(output: Mapping[str, Any]) -> Any:
+def example_key(output: Mapping[str, object]) -> Any:
     """The key that siblings share: the hash of their example if stored, else its id; with the run
     in rollouts of several runs."""
     key = output.get("example_hash") or output["example_id"]
     return (output["run_path"], key) if "run_path" in output else key
 
 
-def content_hash(output: Mapping[str, Any]) -> str:
+def content_hash(output: Mapping[str, object]) -> str:
     """A substitute for the hash of the dataset row, from the columns that the output has."""
     columns = json_ready({name: output[name] for name in ("prompt", "answer", "task", "info")})
     return hashlib.sha256(canonical_json(columns)).hexdigest()
@@ -258,7 +258,7 @@ def fill_advantages(outputs: Sequence[RolloutOutput]) -> None:
     """
     if all([output["advantage"] is not None and "trajectory" not in output for output in outputs]):
         return
-    groups: dict[Any, list[RolloutOutput]] = {}
+    groups: dict[object, list[RolloutOutput]] = {}
     for output in outputs:
         groups.setdefault(example_key(output), []).append(output)
     for group in groups.values():

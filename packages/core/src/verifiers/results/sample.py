@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from verifiers.data.messages import render_text
 from verifiers.runtime.terminal import escape_control
 
 
 def print_prompt_completions_sample(
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    errors: Sequence[Any] | None = None,
+    prompts: Sequence[object],
+    completions: Sequence[object],
+    errors: Sequence[object] | None = None,
     rewards: Sequence[float] = (),
     step: int = 0,
     num_samples: int = 1,

@@ -96,7 +96,7 @@ def _mean(mean: float | None, stderr: float | None) -> str:
     return f"{mean:.3f}" + (f" ± {stderr:.3f} (standard error)" if stderr is not None else "")
 
 
-def _meaning_of_success(facts: Mapping[str, Any]) -> str:
+def _meaning_of_success(facts: Mapping[str, object]) -> str:
     """What counts as solved.
 
     >>> _meaning_of_success({"success_metric": None, "pass_threshold": 0.5})
@@ -217,18 +217,18 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def flat_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def flat_settings(config: Mapping[str, object]) -> dict[str, Any]:
     """What the user of a run set in its configuration, as `flat`."""
     return flat({name: value for name, value in config.items() if name not in PARTS_IN_CODE})
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(settings: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
     """Nested settings as one level: ``{"env_args": {"unit": "word"}}`` is ``{"env_args.unit":
     "word"}``.
 
     Numbers and booleans stay, other values become text; empty objects and None are left out.
     """
-    values_by_path: dict[str, Any] = {}
+    values_by_path: dict[str, object] = {}
     for name, value in settings.items():
         path = f"{prefix}{name}"
         if isinstance(value, Mapping):

@@ -163,7 +163,7 @@ def stop_conditions(cls: type) -> list[Condition]:
     ]
 
 
-def _of_state(method: Callable[..., Any]) -> Callable[[RolloutEnvironment, State], Any]:
+def _of_state(method: Callable[..., object]) -> Callable[[RolloutEnvironment, State], Any]:
     """The method, called with the ``EXTRA_PARAMETERS`` that it declares."""
     if not (extras := extra_parameters(method)):
         return method
@@ -282,7 +282,7 @@ async def clean_up(env: RolloutEnvironment, state: State) -> None:
 
 
 async def _run_handlers(
-    env: RolloutEnvironment, state: State, handlers: list[tuple[str, Callable[..., Any]]]
+    env: RolloutEnvironment, state: State, handlers: list[tuple[str, Callable[..., object]]]
 ) -> None:
     for name, handler in handlers:
         try:
@@ -333,10 +333,10 @@ def conclude(state: State, started: float) -> None:
 
 def new_state(
     env: RolloutEnvironment,
-    row: Mapping[str, Any],
+    row: Mapping[str, object],
     client: object,
     model: str,
-    sampling_args: Mapping[str, Any] | None,
+    sampling_args: Mapping[str, object] | None,
 ) -> State:
     """The initial state of a rollout of ``row``."""
     rollout = Rollout(

@@ -267,5 +267,5 @@ class TrajectoryStep(Turn, View):
         return _rebuilt, (TrajectoryStep, fields)
 
 
-def _rebuilt(cls: type, fields: dict[str, Any]) -> Any:
+def _rebuilt(cls: type, fields: Mapping[str, object]) -> Any:
     return cls(**fields)

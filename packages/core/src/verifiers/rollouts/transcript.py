@@ -123,7 +123,7 @@ class Transcript(list[Any]):
 
     def to_json(self) -> list[dict[str, Any]]:
         """The turns as JSON values, each message and token once."""
-        written: list[dict[str, Any]] = []
+        written: list[dict[str, object]] = []
         # of the turns before; an author may have removed or moved some
         index_of: dict[int, int] = {}
         for index, turn in enumerate(self.turns):

@@ -33,7 +33,7 @@ def known_number(value: object) -> float | None:
     return None if math.isnan(as_number) else as_number
 
 
-def counts(values: Mapping[str, Any] | None) -> dict[str, Any]:
+def counts(values: Mapping[str, object] | None) -> dict[str, Any]:
     """The counts of a mapping as they are; None for what is no number."""
     return {
         name: None if known_number(value) is None else value

@@ -31,7 +31,7 @@ class View(_Dict):
         """The value of one of ``names``, or of a key that is computed. *Raises* KeyError."""
         raise NotImplementedError
 
-    def write(self, key: str, value: Any) -> bool:
+    def write(self, key: str, value: object) -> bool:
         """Store the value elsewhere; False if the view stores it."""
         raise NotImplementedError
 
@@ -64,7 +64,7 @@ class View(_Dict):
         return dict(self)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A value with plain dicts in place of views, for encoders in C, which read a
     dict's storage."""
     if isinstance(value, View):

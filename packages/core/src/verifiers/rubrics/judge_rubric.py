@@ -292,7 +292,7 @@ class JudgeRubric(Rubric):
         self,
         model: ModelLike,
         question: str,
-        state: MutableMapping[str, Any] | None,
+        state: MutableMapping[str, object] | None,
         verdict: judging.Verdict,
     ) -> float:
         text = await self._ask(model, question, state)
@@ -305,7 +305,7 @@ class JudgeRubric(Rubric):
         self,
         model: ModelLike,
         question: str,
-        state: MutableMapping[str, Any] | None,
+        state: MutableMapping[str, object] | None,
     ) -> str:
         """A judge's text, from the state's cache or from the judge. *Raises* ScoringError for a
         reply that is truncated or empty: a part of a verdict is none."""
@@ -495,7 +495,7 @@ def _check_slots(prompt: str) -> None:
             )
 
 
-def _checked_models(models: Sequence[Any] | None, model: object) -> tuple[Any, ...]:
+def _checked_models(models: Sequence[object] | None, model: object) -> tuple[Any, ...]:
     if isinstance(models, str):
         raise ConfigError(f"judge_models must be a list; write [{models!r}]", key="judge_models")
     judges = (model,) if models is None else tuple(models)
@@ -512,7 +512,7 @@ def _checked_models(models: Sequence[Any] | None, model: object) -> tuple[Any, .
 
 
 def _check_mapping(
-    client: ClientLike | Mapping[str, ClientLike] | None, models: Sequence[Any]
+    client: ClientLike | Mapping[str, ClientLike] | None, models: Sequence[object]
 ) -> None:
     if not isinstance(client, Mapping):
         return

@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import os
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -265,7 +266,7 @@ def compare_in_worker(engine: str, gold: str, answer: str, strict: bool) -> str:
         return Outcome.UNREADABLE_GOLD.value
     answer_parsed = _read(math_verify, answer, strict)
 
-    def are_equal(left: list[Any], right: list[Any]) -> bool:
+    def are_equal(left: Sequence[object], right: Sequence[object]) -> bool:
         if not (left and right):
             return False
         # an interval for an inequality, and an inequality for an interval

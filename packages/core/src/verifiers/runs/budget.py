@@ -22,7 +22,7 @@ _POLICY, _JUDGE = ("input_tokens", "output_tokens"), ("judge_input_tokens", "jud
 
 
 def check_limits(
-    options: RunOptions, client: object, model: str, sampling_args: Mapping[str, Any]
+    options: RunOptions, client: object, model: str, sampling_args: Mapping[str, object]
 ) -> None:
     """*Raises* ConfigError when the run's own requests have no bound or no price, or are not
     metered."""

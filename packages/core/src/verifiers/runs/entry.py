@@ -137,7 +137,7 @@ async def _execute(
     plan: Plan,
     client: ClientLike | None,
     model: ModelLike | None,
-    sampling_args: Mapping[str, Any],
+    sampling_args: Mapping[str, object],
     options: RunOptions,
 ) -> GenerateOutputs:
     check_sampling(sampling_args)

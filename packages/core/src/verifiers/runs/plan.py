@@ -209,7 +209,7 @@ class Pending:
 def pending(
     plan: Plan,
     saved: Saved,
-    take: Callable[[int, int, Any], None],
+    take: Callable[[int, int, object], None],
     *,
     whole_groups: bool,
     retry_errors: bool,

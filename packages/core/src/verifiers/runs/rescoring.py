@@ -152,7 +152,7 @@ def _rows(
         for key, output in columns.items()
         if output["answer"] is None
     }
-    more: dict[str, Mapping[str, Any]] = {}
+    more: dict[str, Mapping[str, object]] = {}
     try:
         if questions:
             raise ConfigError("the answers of some rollouts are unknown")
@@ -190,7 +190,7 @@ def _check_needs_no_answer(env: RunEnvironment, output: Mapping[str, Any]) -> No
 
 
 def _state_of(
-    env: RunEnvironment, output: RolloutOutput, row: Mapping[str, Any], context: RunContext
+    env: RunEnvironment, output: RolloutOutput, row: Mapping[str, object], context: RunContext
 ) -> State:
     """The finished, unscored state of a saved rollout."""
     measured = {function.name for function in env.for_row(row).monitor_rubric.functions}

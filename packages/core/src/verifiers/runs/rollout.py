@@ -238,7 +238,7 @@ async def _generate_once(env: RunEnvironment, job: Job, context: RunContext) -> 
 
 
 async def _generate_own_loop(
-    env: RunEnvironment, row: Mapping[str, Any], state: State, context: RunContext
+    env: RunEnvironment, row: Mapping[str, object], state: State, context: RunContext
 ) -> State:
     """Call an author's ``rollout()``; return ``state`` with the error when it fails."""
     token, started = current_run.set((context, state.seed_key)), time.perf_counter()
@@ -381,10 +381,10 @@ def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
 
 async def single_rollout(
     env: RunEnvironment,
-    input: Mapping[str, Any],
+    input: Mapping[str, object],
     client: ClientLike | None = None,
     model: ModelLike | None = None,
-    sampling_args: Mapping[str, Any] | None = None,
+    sampling_args: Mapping[str, object] | None = None,
 ) -> State:
     """Run one rollout of the row ``input`` without scoring it."""
     row = copy_row(examples_from([input], env.row_format)[0].row)
@@ -448,6 +448,6 @@ async def _single_run(
         )
 
 
-def _jobs(env: RunEnvironment, rows: Sequence[Mapping[str, Any]]) -> list[Job]:
+def _jobs(env: RunEnvironment, rows: Sequence[Mapping[str, object]]) -> list[Job]:
     examples = examples_from(list(rows), env.row_format)
     return [Job(example, n, len(examples), n) for n, example in enumerate(examples)]

@@ -102,7 +102,7 @@ class RunStore:
             return
         file, num_lines = self.directory.results_file, 0
 
-        def read(row: dict[str, Any]) -> None:
+        def read(row: Mapping[str, object]) -> None:
             nonlocal num_lines
             num_lines += 1
             if not isinstance(key := row.get("rollout_key"), str):

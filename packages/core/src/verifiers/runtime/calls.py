@@ -194,7 +194,7 @@ def _loop_is_running() -> bool:
     return True
 
 
-def num_positional(function: Callable[..., Any]) -> int:
+def num_positional(function: Callable[..., object]) -> int:
     """How many positional arguments a function requires at most: older callbacks are told apart by
     it.
 

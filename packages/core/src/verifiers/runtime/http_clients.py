@@ -173,5 +173,5 @@ def open_url(request: str | urllib.request.Request, timeout_s: float) -> HTTPRes
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """It would send the headers, with the key, to the other address."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: object) -> None:
         return None

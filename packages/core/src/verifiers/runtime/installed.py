@@ -47,7 +47,7 @@ _read: dict[str, tuple[list[object], list[tuple[EntryPoint, Distribution] | Brok
 
 
 def entry_points(
-    group: str, distributions: Iterable[Any] | None = None
+    group: str, distributions: Iterable[object] | None = None
 ) -> Iterator[tuple[EntryPoint, Distribution] | Broken]:
     """The entry points of a group with their distributions (the first, for a distribution on the
     path twice), or what is broken.

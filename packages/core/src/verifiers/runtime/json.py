@@ -26,7 +26,7 @@ UNSERIALIZABLE = "__unserializable__"
 type."""
 
 
-def encode_row(row: Mapping[str, Any]) -> bytes:
+def encode_row(row: Mapping[str, object]) -> bytes:
     """A JSON object as ASCII bytes without a line end, for any value.
 
     >>> encode_row({"a": float("nan"), "b": "\\u2028", "c": object()})

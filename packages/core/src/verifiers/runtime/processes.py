@@ -66,14 +66,22 @@ class ProcessPool:
         return len(self._idle) + len(self._busy)
 
     async def run(
-        self, function: Callable[..., Any], kwargs: Mapping[str, Any], limit_s: float, name: str
+        self,
+        function: Callable[..., object],
+        kwargs: Mapping[str, object],
+        limit_s: float,
+        name: str,
     ) -> Any:
         """``call`` from the event loop; calls queue on the loop instead of blocking threads."""
         async with self._turn:
             return await call_in_thread(self.call, function, kwargs, limit_s, name)
 
     def call(
-        self, function: Callable[..., Any], kwargs: Mapping[str, Any], limit_s: float, name: str
+        self,
+        function: Callable[..., object],
+        kwargs: Mapping[str, object],
+        limit_s: float,
+        name: str,
     ) -> Any:
         """``function(**kwargs)``, blocking. ``limit_s`` counts from the function's start.
 
@@ -127,7 +135,7 @@ class ProcessPool:
 
 def process_pool(
     max_processes: int | None = None,
-    initializer: Callable[..., Any] | None = None,
+    initializer: Callable[..., object] | None = None,
     initargs: tuple[Hashable, ...] = (),
 ) -> ProcessPool:
     """The running loop's pool with these settings, created on first use; its processes end with the
@@ -185,7 +193,7 @@ class _Process:
         if not body:
             self.kill()
             return None
-        answer: dict[str, Any] = json.loads(body)
+        answer: dict[str, object] = json.loads(body)
         return answer
 
     def _read(self, size: int, deadline: float, limit_s: float) -> bytes:
@@ -222,7 +230,7 @@ class _Process:
                     stream.close()
 
 
-def require_isolatable(function: Callable[..., Any], name: str) -> None:
+def require_isolatable(function: Callable[..., object], name: str) -> None:
     """*Raises* ConfigError for a function that a worker process could not import."""
     try:
         pickle.dumps(function)

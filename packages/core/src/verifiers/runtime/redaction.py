@@ -145,7 +145,7 @@ def remember_values(values: Iterable[str]) -> None:
         _remembered.update(_forms(value), _forms(_SCHEME.sub("", value, count=1)))
 
 
-def remember_headers(headers: Mapping[str, Any]) -> None:
+def remember_headers(headers: Mapping[str, object]) -> None:
     """Remove the values of headers from every later ``redacted_text``, except for those that are no
     secrets (`is_plain_header`)."""
     remember_values(
@@ -280,14 +280,14 @@ def redacted(settings: object) -> Any:
 
 
 def without_secrets(
-    settings: Mapping[str, Any], prefix: str = ""
+    settings: Mapping[str, object], prefix: str = ""
 ) -> tuple[dict[str, Any], list[str]]:
     """(the settings without those that hold a secret, the dotted names that were left out).
 
     >>> without_secrets({"n": 3, "judge": {"model": "m", "api_key": "abc"}})
     ({'n': 3, 'judge': {'model': 'm'}}, ['judge.api_key'])
     """
-    remaining: dict[str, Any] = {}
+    remaining: dict[str, object] = {}
     left_out: list[str] = []
     for key, value in settings.items():
         pair = {key: value}

@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def spell_out(
-    options: type[Any], defaults: Mapping[str, Any] | Callable[..., Any]
+    options: type[object], defaults: Mapping[str, object] | Callable[..., object]
 ) -> Callable[[F], F]:
     """Decorate a function that takes ``**options: Unpack[options]``: its signature lists the keys
     as parameters.
@@ -57,7 +57,7 @@ def spell_out(
     return decorate
 
 
-def set_extra_attributes(target: object, keywords: Mapping[str, Any]) -> None:
+def set_extra_attributes(target: object, keywords: Mapping[str, object]) -> None:
     """Set the keywords of a subclass that are no parameters as attributes of ``target``.
 
     *Raises* ConfigError for an unknown keyword of a class of this library; of a subclass for a

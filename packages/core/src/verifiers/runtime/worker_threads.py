@@ -39,7 +39,11 @@ the lock."""
 
 
 async def call_in_thread(
-    function: Callable[..., Any], /, *args: object, limit_s: float | None = None, **kwargs: object
+    function: Callable[..., object],
+    /,
+    *args: object,
+    limit_s: float | None = None,
+    **kwargs: object,
 ) -> Any:
     """Call a synchronous function in a worker thread; its exception propagates.
 

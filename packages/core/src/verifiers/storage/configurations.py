@@ -41,7 +41,7 @@ def rollout_key(example_hash: str, sibling: int) -> str:
 
 
 def config_differences(
-    stored: Mapping[str, Any], present: Mapping[str, Any]
+    stored: Mapping[str, object], present: Mapping[str, object]
 ) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> (stored, new) for every setting that differs.
 
@@ -104,23 +104,23 @@ def changed_code(differences: Mapping[str, object]) -> list[str]:
     return (files or functions) if len(files) + len(functions) == len(differences) else []
 
 
-def uncompared_parts(stored: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
+def uncompared_parts(stored: Mapping[str, object], present: Mapping[str, object]) -> list[str]:
     """The sections of ``PARTS`` that only one of two configurations has."""
     return [part for part in PARTS if (part in stored) is not (part in present)]
 
 
-def frozen_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def frozen_config(config: Mapping[str, object]) -> dict[str, Any]:
     """The configuration as JSON gives it, whole floats as integers. *Raises* ConfigError."""
     try:
         encoded = canonical_json(config)
     except TypeError:
         _raise_for_leaf(config)
         raise
-    frozen: dict[str, Any] = _whole_numbers(json.loads(encoded))
+    frozen: dict[str, object] = _whole_numbers(json.loads(encoded))
     return frozen
 
 
-def _raise_for_leaf(config: Mapping[str, Any]) -> None:
+def _raise_for_leaf(config: Mapping[str, object]) -> None:
     """*Raises* ConfigError for the first setting that JSON cannot hold."""
     for key, value in _leaves(config):
         try:
@@ -141,7 +141,7 @@ def _whole_numbers(value: object) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted key -> value; members of a list of mappings by index, ``tools[0].function``."""
     for key, value in config.items():
         name = f"{prefix}{key}"

@@ -74,7 +74,7 @@ def type_name(cls: object) -> str:
 def describe_members(members: Mapping[str, object]) -> dict[str, Any]:
     """``describe`` each value; what has the name of a secret becomes a digest."""
     secret_names = set(filter(is_secret_name, members))
-    described: dict[str, Any] = {}
+    described: dict[str, object] = {}
     for name, value in members.items():
         plain = value if name in secret_names and _is_json(value) else describe(value)
         described[name] = digested({name: plain})[name] if name in secret_names else plain

@@ -24,7 +24,6 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from verifiers.errors import ConfigError, RunBusy
 from verifiers.runtime.bounded import open_regular
@@ -271,7 +270,7 @@ class HeldFile:
 
 
 def _busy(path: Path) -> RunBusy:
-    holder: dict[str, Any] = {}
+    holder: dict[str, object] = {}
     # no lock file, or an incomplete file: the holder is unknown
     with contextlib.suppress(OSError, TypeError, ValueError):
         holder = dict(read_json(path.parent / LOCK_NAME))

@@ -78,7 +78,7 @@ class Identified:
         2}``.
         """
         constructor = constructor_of(type(self))
-        arguments: dict[str, Any] = {**constructor.defaults, **self._constructor_arguments}
+        arguments: dict[str, object] = {**constructor.defaults, **self._constructor_arguments}
         names = (*constructor.names, *self._constructor_arguments, *self._changed_names())
         values = {
             name: value
@@ -133,7 +133,7 @@ class Constructor:
     """Of the class itself; it determines the arguments of its base constructors."""
     free: AbstractSet[str]
 
-    def by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Arguments:
+    def by_name(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> _Arguments:
         """Arguments by name, without free ones: recording does not keep a dataset alive."""
         arguments = _Arguments(zip(self.positional, args, strict=False))
         if len(args) > len(self.positional):
@@ -162,7 +162,7 @@ def _read_constructor(cls: type) -> Constructor:
     names: dict[str, None] = {}
     free: set[str] = set()
     positional: tuple[str, ...] = ()
-    defaults: dict[str, Any] = {}
+    defaults: dict[str, object] = {}
     is_first = has_kwargs = True
     for base in cls.__mro__:
         free |= {name for name, annotation in _annotations(base).items() if is_free(annotation)}
@@ -184,7 +184,7 @@ def _read_constructor(cls: type) -> Constructor:
     return Constructor(positional, tuple(names), defaults, frozenset(free))
 
 
-def _present(part: Identified, name: str, arguments: Mapping[str, Any]) -> Any:
+def _present(part: Identified, name: str, arguments: Mapping[str, object]) -> Any:
     """The value of a parameter now: its attribute, or its argument where there is none."""
     attribute = vars(part).get(name, _UNKNOWN)
     if attribute is _UNKNOWN and _is_our_property(type(part), name):

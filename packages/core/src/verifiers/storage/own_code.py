@@ -54,7 +54,7 @@ def name_of(value: object) -> str:
 def code_digest(value: object) -> str:
     """Hash of the bytecode, defaults and bound values of a function, or of the members of a class;
     with functions, classes and numbers of its own module that it names. No line counts."""
-    parts: list[Any] = []
+    parts: list[object] = []
     _read(_unwrapped(value), parts, set())
     return f"{PYTHON}:{hashlib.sha256(canonical_json(parts)).hexdigest()[:16]}"
 

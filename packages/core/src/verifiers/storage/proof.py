@@ -111,7 +111,7 @@ def _number(value: Any) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
 
 
-def read_proof(folder: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def read_proof(folder: Path, lines: Sequence[Mapping[str, object]]) -> dict[str, Any]:
     """The proof of a run with these metrics: that of its file when it is of as many steps, since
     it also says what ended the run."""
     proof = proof_of(lines)

@@ -53,7 +53,7 @@ def provenance(former: object = None, /, **facts: object) -> dict[str, Any]:
     former: the record of the run's last session, if it is resumed; ``earlier`` then has, of every
     session before this one, what differed from this one.
     """
-    block: dict[str, Any] = {
+    block: dict[str, object] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(redacted_words(sys.orig_argv)),
         "folder": os.getcwd(),
@@ -70,7 +70,7 @@ def provenance(former: object = None, /, **facts: object) -> dict[str, Any]:
     return block
 
 
-def _difference(session: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
+def _difference(session: Mapping[str, object], present: Mapping[str, object]) -> dict[str, Any]:
     return {
         name: value
         for name, value in session.items()

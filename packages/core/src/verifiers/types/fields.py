@@ -71,14 +71,14 @@ class Fields:
         """Names of the fields."""
         return tuple(self.__dataclass_fields__)  # type: ignore[attr-defined]  # of the dataclasses below
 
-    def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
+    def model_dump(self, *, exclude_none: bool = False, **_: object) -> dict[str, Any]:
         """The fields as plain data."""
         values = {name: _plain(getattr(self, name)) for name in self.keys()}
         if exclude_none:
             return {name: value for name, value in values.items() if value is not None}
         return values
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+    def model_copy(self, *, update: Mapping[str, object] | None = None, deep: bool = False) -> Self:
         """A copy with the fields of ``update``."""
         return replace(self, **(update or {}))  # type: ignore[type-var]  # of the dataclasses below
 

@@ -31,14 +31,14 @@ class AttributeDict(dict[str, Any]):
         return _restore, (type(self), dict(self))
 
 
-def _restore(cls: type[dict[str, Any]], items: Mapping[str, Any]) -> Any:
+def _restore(cls: type[Mapping[str, object]], items: Mapping[str, object]) -> Any:
     restored = cls.__new__(cls)
     dict.update(restored, items)
     return restored
 
 
 def _restore_received(
-    cls: type[AssistantMessage], items: Mapping[str, Any], received: object
+    cls: type[AssistantMessage], items: Mapping[str, object], received: object
 ) -> Any:
     message = _restore(cls, items)
     message.keep_received(received)
@@ -81,11 +81,11 @@ class Message(AttributeDict):
             return self[name]
         raise AttributeError(f"a message has no {name!r}; its fields are {', '.join(self)}")
 
-    def model_dump(self, **_: Any) -> dict[str, Any]:
+    def model_dump(self, **_: object) -> dict[str, Any]:
         """The message as a plain dict (the spelling of pydantic messages)."""
         return dict(self)
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+    def model_copy(self, *, update: Mapping[str, object] | None = None, deep: bool = False) -> Self:
         """A copy with the fields of ``update`` (the spelling of pydantic messages)."""
         fields = copy.deepcopy(dict(self)) if deep else self
         return _restore(type(self), {**fields, **(update or {})})  # type: ignore[no-any-return]
@@ -193,7 +193,7 @@ class AssistantMessage(Message):
 
     def _of(self) -> Any:
         try:
-            reference: weakref.ref[Any] = object.__getattribute__(self, "_response")
+            reference: weakref.ref[object] = object.__getattribute__(self, "_response")
         except AttributeError:
             return None
         return reference()
@@ -275,14 +275,14 @@ class _Function(dict[str, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), dict(self))
 
-    def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
+    def model_dump(self, *, exclude_none: bool = False, **_: object) -> dict[str, Any]:
         """The flat fields as a plain dict (the spelling of pydantic objects)."""
         fields = {name: self.get(name) for name in (*(("id",) if "id" in self else ()), *self.FLAT)}
         if exclude_none:
             return {name: value for name, value in fields.items() if value is not None}
         return fields
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+    def model_copy(self, *, update: Mapping[str, object] | None = None, deep: bool = False) -> Self:
         """A copy with the flat fields of ``update`` (the spelling of pydantic objects)."""
         return type(self)(**{**self.model_dump(), **(update or {})})
 
@@ -376,7 +376,7 @@ class Tool(_Function):
 class _ContentPart(AttributeDict):
     __slots__ = ()
 
-    def model_dump(self, **_: Any) -> dict[str, Any]:
+    def model_dump(self, **_: object) -> dict[str, Any]:
         """The part as plain data."""
         return {
             name: dict(value) if isinstance(value, dict) else value for name, value in self.items()

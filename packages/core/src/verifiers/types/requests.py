@@ -219,7 +219,7 @@ class ResponseMessage(AssistantMessage):
         """``finish_reason`` and ``tokens`` as passed to the constructor; a response takes the
         tokens over."""
         try:
-            fields: dict[str, Any] = object.__getattribute__(self, "_given")
+            fields: dict[str, object] = object.__getattribute__(self, "_given")
         except AttributeError:
             fields = {}
         return fields

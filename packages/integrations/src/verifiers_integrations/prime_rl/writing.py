@@ -58,7 +58,7 @@ class Emitted:
 
 
 def emit(
-    run: Mapping[str, Any] | str | Path, era: str = "v0.4", out_dir: str | Path = "."
+    run: Mapping[str, object] | str | Path, era: str = "v0.4", out_dir: str | Path = "."
 ) -> Emitted:
     """Write the files of a run for prime-rl and print the command that starts it.
 
@@ -106,7 +106,7 @@ def _complete(document: dict[str, Any]) -> dict[str, Any]:
     return document | {"trainer": {**_of(document, "trainer"), "args": {**args, **adapter}}}
 
 
-def _check(document: Mapping[str, Any], era: str) -> list[str]:
+def _check(document: Mapping[str, object], era: str) -> list[str]:
     """Return the settings that are left out. *Raises* ConfigError for settings without a key in
     prime-rl."""
     numbers = ORCHESTRATOR_2025 if era == "2025" else ORCHESTRATOR_V04 | TOP_V04
@@ -139,7 +139,7 @@ def _check(document: Mapping[str, Any], era: str) -> list[str]:
     return sorted(ignored & LEFT_OUT.keys())
 
 
-def _files_2025(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _files_2025(document: Mapping[str, object]) -> dict[str, dict[str, Any]]:
     model = {"name": document["model"]} if "model" in document else {}
     (environment,) = _environments(document) or [{}]
     orchestrator = {
@@ -168,7 +168,7 @@ def _files_2025(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _command_2025(document: Mapping[str, Any], folder: Path) -> str:
+def _command_2025(document: Mapping[str, object], folder: Path) -> str:
     flags = {"trainer": "train.toml", "orchestrator": "orch.toml", "inference": "infer.toml"}
     words = [f"--{role} @ {(folder / name).as_posix()}" for role, name in flags.items()]
     gpus = [(role, _of(document, role).get("gpus")) for role in ("trainer", "inference")]
@@ -177,7 +177,7 @@ def _command_2025(document: Mapping[str, Any], folder: Path) -> str:
     )
 
 
-def _tables_v04(document: Mapping[str, Any]) -> dict[str, Any]:
+def _tables_v04(document: Mapping[str, object]) -> dict[str, Any]:
     top = _values(document, TOP_V04)
     first = 0
     for key, role in GPUS.items():
@@ -210,22 +210,22 @@ def _tables_v04(document: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _lora(document: Mapping[str, Any]) -> dict[str, Any]:
+def _lora(document: Mapping[str, object]) -> dict[str, Any]:
     """Return the table of the adapter; empty when all weights are trained."""
     return _values(document, LORA) if _args(document).get("use_lora") else {}
 
 
-def _name(document: Mapping[str, Any]) -> str:
+def _name(document: Mapping[str, object]) -> str:
     """Return the name of the adapter: that of the run, or of its first environment."""
     environments = _environments(document)
     fallback = str(environments[0]["id"]).rpartition("/")[2] if environments else "policy"
     return str(_wandb(document).get("name") or fallback)
 
 
-def _model_loading(document: Mapping[str, Any]) -> dict[str, Any]:
+def _model_loading(document: Mapping[str, object]) -> dict[str, Any]:
     """Return the keys for loading the model in the trainer."""
     args = _args(document)
-    keys: dict[str, Any] = {}
+    keys: dict[str, object] = {}
     if "use_liger" in args:
         keys["impl"] = "liger_kernel" if args["use_liger"] else "hf"
     if args.get("gradient_checkpointing"):
@@ -233,12 +233,12 @@ def _model_loading(document: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
-def _server_flags(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _server_flags(document: Mapping[str, object], names: Sequence[str]) -> dict[str, Any]:
     args = _of(document, "inference", "args")
     return {name: args[name] for name in names if name in args}
 
 
-def _args(document: Mapping[str, Any]) -> Mapping[str, Any]:
+def _args(document: Mapping[str, object]) -> Mapping[str, Any]:
     return _of(document, "trainer", "args")
 
 
@@ -249,7 +249,7 @@ def _of(document: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     return table
 
 
-def _values(document: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _values(document: Mapping[str, object], names: Mapping[str, str]) -> dict[str, Any]:
     """Return key of prime-rl -> value, for the settings that the document has; ``names`` maps keys
     to settings."""
     args = _args(document)
@@ -261,12 +261,12 @@ def _environments(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(table) for table in (tables if isinstance(tables, list) else [tables])]
 
 
-def _wandb(document: Mapping[str, Any]) -> dict[str, Any]:
+def _wandb(document: Mapping[str, object]) -> dict[str, Any]:
     run_name = {"name": _args(document)["run_name"]} if "run_name" in _args(document) else {}
     return run_name | dict(_of(document, "wandb"))
 
 
-def _parallel(document: Mapping[str, Any]) -> dict[str, Any]:
+def _parallel(document: Mapping[str, object]) -> dict[str, Any]:
     args = _of(document, "inference", "args")
     return {key: args[flag] for key, flag in PARALLEL.items() if flag in args}
 

@@ -49,7 +49,7 @@ class TinkerClient(TokenClient):
         self._max_length: int | None = options.get("max_seq_len")
         super().__init__(self._sample, tokenizer or sampling_client.get_tokenizer(), **options)
 
-    def set_sampling_client(self, sampling_client: Any, version: int = -1) -> None:
+    def set_sampling_client(self, sampling_client: object, version: int = -1) -> None:
         """Use other weights for new requests."""
         self._sampler, self._version = sampling_client, version
 

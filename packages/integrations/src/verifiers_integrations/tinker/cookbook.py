@@ -34,7 +34,7 @@ COOKBOOK = Peer(
 )
 
 
-def to_trajectory_group(rollouts: Sequence[Mapping[str, Any]]) -> Any:
+def to_trajectory_group(rollouts: Sequence[Mapping[str, object]]) -> Any:
     """Convert siblings (states, or outputs with their trajectories) to a ``TrajectoryGroup``."""
     types = COOKBOOK.load("rl.types")
     values = group_worth(rollouts)
@@ -50,7 +50,7 @@ def to_trajectory_group(rollouts: Sequence[Mapping[str, Any]]) -> Any:
     )
 
 
-def _trajectory(rollout: Mapping[str, Any]) -> Any:
+def _trajectory(rollout: Mapping[str, object]) -> Any:
     types, sdk = COOKBOOK.load("rl.types"), TINKER.load()
     completers = COOKBOOK.load("completers")
     turns = record_of(rollout).turns
@@ -81,7 +81,7 @@ class VerifiersGroupBuilder:
     max_retries: int = 0
 
     async def play(
-        self, client: TinkerClient, sampling_args: Mapping[str, Any] | None = None
+        self, client: TinkerClient, sampling_args: Mapping[str, object] | None = None
     ) -> Any:
         """Generate the group with the policy of ``client``; return its ``TrajectoryGroup``."""
         env = environment(self.env_id, json.dumps(self.env_args, sort_keys=True))

@@ -50,7 +50,7 @@ class Registry(dict[str, Callable[..., Any]]):
         return add
 
     def resolve(
-        self, choice: str | Callable[..., Any], presets: Iterable[str] = ()
+        self, choice: str | Callable[..., object], presets: Iterable[str] = ()
     ) -> Callable[..., Any]:
         """The function for a registered name, for "package.module:function", or ``choice`` itself
         if callable.
@@ -125,7 +125,7 @@ def _load_file(name: str) -> ModuleType:
 
 
 def check_parameters(
-    kind: str, name: str, function: Callable[..., Any], parameters: Mapping[str, Any]
+    kind: str, name: str, function: Callable[..., object], parameters: Mapping[str, object]
 ) -> None:
     """Raise ConfigError when ``parameters`` has a keyword that ``function`` does not take."""
     allowed = keyword_parameters(function)
@@ -136,7 +136,7 @@ def check_parameters(
         )
 
 
-def keyword_parameters(function: Callable[..., Any]) -> frozenset[str] | None:
+def keyword_parameters(function: Callable[..., object]) -> frozenset[str] | None:
     """Names of the keyword-only parameters of ``function``; None with ``**kwargs``."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -144,7 +144,9 @@ def keyword_parameters(function: Callable[..., Any]) -> frozenset[str] | None:
     return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
 
-def call(kind: str, function: Callable[..., Any], *arguments: Any, **parameters: Any) -> Any:
+def call(
+    kind: str, function: Callable[..., object], *arguments: object, **parameters: object
+) -> Any:
     """The value of a loss or advantage. *Raises* ConfigError, with file and line."""
     try:
         return function(*arguments, **parameters)
@@ -162,7 +164,7 @@ def call(kind: str, function: Callable[..., Any], *arguments: Any, **parameters:
         ) from error
 
 
-def name_and_position(function: Callable[..., Any]) -> str:
+def name_and_position(function: Callable[..., object]) -> str:
     """For messages: ``'my_loss' (losses.py:12)``."""
     code = getattr(function, "__code__", None)
     position = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""

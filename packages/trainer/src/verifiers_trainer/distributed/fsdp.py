@@ -100,7 +100,7 @@ def whole_state(optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, An
     if deepspeed.is_split_optimizer(optimizer):
         return deepspeed.whole_state(optimizer, keep=keep)
     state = optimizer.state_dict()
-    whole_values: dict[Any, dict[str, Any]] = {}
+    whole_values: dict[object, dict[str, object]] = {}
     for parameter, values in state["state"].items():
         for name, value in values.items():
             gathered = full_tensor(value) if isinstance(value, Tensor) else value
@@ -246,7 +246,7 @@ def preserved_ties(model: nn.Module) -> Iterator[None]:
                 owners.setdefault(id(parameter), []).append((module, name))
     shared = [uses for uses in owners.values() if len(uses) > 1]
 
-    def tie_weights(*_: Any, **__: object) -> None:
+    def tie_weights(*_: object, **__: object) -> None:
         for (first, name), *aliases in shared:
             for module, other_name in aliases:
                 module._parameters[other_name] = first._parameters[name]
@@ -329,7 +329,7 @@ def require_supported(kind: DistributedType, fsdp_version: int = 2) -> None:
         )
 
 
-def require_launchable(optimizers: Iterable[Any]) -> None:
+def require_launchable(optimizers: Iterable[object]) -> None:
     """Raise ConfigError for launcher settings that this trainer does not support, before anything
     is loaded.
 

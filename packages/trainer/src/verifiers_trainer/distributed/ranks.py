@@ -105,7 +105,7 @@ class Ranks:
 
     def share(
         self,
-        make: Callable[[], Any],
+        make: Callable[[], object],
         what: str,
         timeout_s: float | None = None,
         while_alive: bool = False,

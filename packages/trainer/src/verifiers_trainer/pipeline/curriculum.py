@@ -43,7 +43,9 @@ def difficulty_at(schedule: Sequence[Sequence[Any]] | None, epochs: float) -> An
     )
 
 
-def reader_of(key: str | Callable[[Mapping[str, Any]], Any]) -> Callable[[Mapping[str, Any]], Any]:
+def reader_of(
+    key: str | Callable[[Mapping[str, object]], object],
+) -> Callable[[Mapping[str, Any]], Any]:
     """A function from a row to its difficulty, from a column name, a function, or the import path
     of a function.
 
@@ -89,9 +91,9 @@ def rows_of(
 
 
 def check_difficulties(
-    rows: Sequence[Any],
-    schedule: Sequence[Sequence[Any]],
-    key: str | Callable[[Mapping[str, Any]], Any],
+    rows: Sequence[object],
+    schedule: Sequence[Sequence[object]],
+    key: str | Callable[[Mapping[str, object]], object],
 ) -> None:
     """Raise ``ConfigError`` for an entry of the schedule without rows, before training starts."""
     for _, difficulty in schedule:

@@ -73,7 +73,7 @@ def open_batches(
     first_step: int = 0,
     at_hand: bool = False,
     turns_of: TurnsOf,
-    compute_rewards: Callable[..., Any] | None = None,
+    compute_rewards: Callable[..., object] | None = None,
     record_dropped: RecordDropped | None = None,
 ) -> BatchSource:
     """Create the source of each step's batch, without starting it.
@@ -107,7 +107,7 @@ def open_batches(
 
 
 def _decide_rewards(
-    env: Environment, settings: RLConfig, steps_per_epoch: int, hook: Callable[..., Any] | None
+    env: Environment, settings: RLConfig, steps_per_epoch: int, hook: Callable[..., object] | None
 ) -> DecideRewards | None:
     """The function that replaces the rewards of a finished group, called with its index; None keeps
     the rubric's."""
@@ -154,7 +154,7 @@ def epoch_and_step(step: int, steps_per_epoch: int) -> dict[str, int]:
     return {"epoch": epoch, "step": step}
 
 
-def sample_rows(rows: Sequence[Any], step: int, config: RLConfig) -> list[Any]:
+def sample_rows(rows: Sequence[object], step: int, config: RLConfig) -> list[Any]:
     """The part of ``rows`` for the ``step``-th step: pass after pass, each shuffled by (seed,
     pass)."""
     if not rows:

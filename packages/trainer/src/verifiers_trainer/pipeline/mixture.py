@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -51,7 +50,7 @@ def distinct(names: Sequence[str]) -> list[str]:
     return unique
 
 
-def member_of(env: Environment, row: Mapping[str, Any]) -> str:
+def member_of(env: Environment, row: Mapping[str, object]) -> str:
     """The member of an environment group that a row belongs to; "" for a single environment."""
     return (route_of(row) or [""])[0] if isinstance(env, EnvGroup) else ""
 

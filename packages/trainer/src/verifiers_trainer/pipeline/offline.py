@@ -289,7 +289,7 @@ def _tokenised(
     prompt: Messages,
     completion: Messages | None,
     tokenizer: PreTrainedTokenizerBase,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Mapping[str, object]] | None = None,
 ) -> tuple[Turn, ...]:
     """The turns of a text, without what the template adds after the end token."""
     turns = []
@@ -316,7 +316,7 @@ def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return [row | {"example_id": group.example_id} for row, group in zip(rows, groups, strict=True)]
 
 
-def stand_in(rows: Sequence[Mapping[str, Any]]) -> SingleTurnEnv:
+def stand_in(rows: Sequence[Mapping[str, object]]) -> SingleTurnEnv:
     """An environment of the prompts without rewards, for a run without an environment."""
     return SingleTurnEnv(dataset=[dict(row) for row in rows], rubric=Rubric())
 

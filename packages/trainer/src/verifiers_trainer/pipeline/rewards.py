@@ -26,7 +26,7 @@ _scored: ContextVar[Mapping[int, State] | None] = ContextVar(
 
 
 async def decide(
-    hook: Callable[..., Any], states: Sequence[State], arguments: Mapping[str, Any]
+    hook: Callable[..., object], states: Sequence[State], arguments: Mapping[str, object]
 ) -> None:
     """Set the reward of every scored rollout to the result of ``hook``; None and NaN are unknown.
 
@@ -61,7 +61,9 @@ def has_reward(state: State) -> bool:
     return error is None or error.scorable
 
 
-def recorded(env: Environment, completions: Sequence[Any], prompts: Sequence[Any]) -> list[float]:
+def recorded(
+    env: Environment, completions: Sequence[object], prompts: Sequence[object]
+) -> list[float]:
     """The rewards of completions: from their recorded scores, or from the rubric for those that
     have none."""
     states_by_id = _scored.get() or {}

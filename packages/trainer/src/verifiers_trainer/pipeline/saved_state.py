@@ -34,7 +34,7 @@ def save_pipeline(
     folder: Path,
     state: PipelineState,
     version: int,
-    configuration: Mapping[str, Any],
+    configuration: Mapping[str, object],
     model: str = "",
 ) -> None:
     """Write the pipeline: its counters and configuration, and the finished groups not yet trained

@@ -23,7 +23,7 @@ def is_overridden(trainer: object, base: type, *names: str) -> bool:
     )
 
 
-def call(hook: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+def call(hook: Callable[..., object], arguments: Mapping[str, object]) -> Any:
     """Call ``hook`` with those of ``arguments`` that its parameters name, and return its result.
 
     Raises ``ConfigError`` when it requires another parameter.
@@ -31,8 +31,8 @@ def call(hook: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     >>> call(lambda step, epoch=3: (epoch, step), {"step": 7, "epoch": 0, "states": []})
     (0, 7)
     """
-    positional: list[Any] = []
-    keywords: dict[str, Any] = {}
+    positional: list[object] = []
+    keywords: dict[str, object] = {}
     parameters = inspect.signature(hook).parameters.values()
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:

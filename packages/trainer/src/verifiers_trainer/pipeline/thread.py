@@ -100,7 +100,7 @@ class PipelineThread:
         finally:
             self.thread.stop()
 
-    def _wait(self, work: Coroutine[Any, Any, Any], problem: str) -> Any:
+    def _wait(self, work: Coroutine[object, object, object], problem: str) -> Any:
         """Run ``work`` on the pipeline's loop and return its result; ``problem`` begins the message
         of a time-out."""
         timeout_s = self.pipeline.config.generation_timeout

@@ -9,7 +9,7 @@ something to improve.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +40,7 @@ def warm_up(
     *,
     reward: Callable[[], float],
     target: float,
-    answers: Callable[[dict[str, Any]], str] | None = None,
+    answers: Callable[[Mapping[str, object]], str] | None = None,
     max_steps: int = 120,
     probe_every: int = 10,
     rows_per_step: int = 64,

@@ -34,10 +34,10 @@ def run_rollouts(
     context: RunContext,
     *,
     num_examples: int = -1,
-    inputs: Sequence[Any] | None = None,
+    inputs: Sequence[object] | None = None,
     folder: Path | None = None,
     model_name: str | None = None,
-    facts: Mapping[str, Any] | None = None,
+    facts: Mapping[str, object] | None = None,
 ) -> GenerateOutputs:
     """Run rollouts of ``num_examples`` of the evaluation set, or one of each row of ``inputs``;
     block until done.
@@ -155,7 +155,7 @@ def parts(run: TrainingRun) -> list[dict[str, list[Any]]]:
     ]
 
 
-def complete(client: PolicyClient, env: Environment, prompts: Sequence[Any]) -> list[Any]:
+def complete(client: PolicyClient, env: Environment, prompts: Sequence[object]) -> list[Any]:
     """A completion for each prompt by the present policy: a list of one message, or text where
     prompts are text."""
 

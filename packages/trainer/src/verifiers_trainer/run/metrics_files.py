@@ -64,7 +64,7 @@ class MetricsFile:
             atomic_write(self.path, "".join(self._before).encode("ascii"))
         self._before, self._is_training = [], True
 
-    def write(self, step: int, version: int, values: Mapping[str, Any]) -> None:
+    def write(self, step: int, version: int, values: Mapping[str, object]) -> None:
         """Append one line."""
         line = _line({"step": step, "policy_version": version, "time": time.time(), **values})
         if step == 0 and not self._is_training:
@@ -73,7 +73,7 @@ class MetricsFile:
         append_lines(self.path, line.encode("ascii"), is_durable=False)
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def _line(row: Mapping[str, object]) -> str:
     plain = {key: _plain(value) for key, value in row.items()}
     return json.dumps(plain, allow_nan=False) + "\n"
 
@@ -104,7 +104,7 @@ def write_completions(
     step: int,
     batch: TrainBatch,
     first_only: bool = False,
-    tokens: Mapping[tuple[int, int], Sequence[Mapping[str, Any]]] = MappingProxyType({}),
+    tokens: Mapping[tuple[int, int], Sequence[Mapping[str, object]]] = MappingProxyType({}),
 ) -> None:
     """Write a step's rollouts: texts, reward, per-function scores, advantage, tokens and policy
     version.
@@ -167,7 +167,7 @@ def _row(group: Group, rollout: Rollout, sibling: int) -> dict[str, Any]:
 
 
 def _write_rollouts(
-    folder: Path, name: str, rows: Iterable[Mapping[str, Any]], appends: bool = False
+    folder: Path, name: str, rows: Iterable[Mapping[str, object]], appends: bool = False
 ) -> None:
     path = folder / COMPLETIONS / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,7 +196,7 @@ def print_completions(batch: TrainBatch, step: int, count: int, first_only: bool
     )
 
 
-def reward_name(rows: Iterable[Mapping[str, Any]]) -> str:
+def reward_name(rows: Iterable[Mapping[str, object]]) -> str:
     """What the reward of the steps is: that of the policy, or of the rollouts that it imitates.
 
     >>> reward_name([{"reward/mean": 1.0}]), reward_name([{"reward/mean": 1.0, IMITATES: 1}])

@@ -64,7 +64,7 @@ class PolicyServer:
             self._client = PolicyClient(self.engine, client, sampling_args, settings.seed)
         return self._client
 
-    def run_context(self, sampling_args: Mapping[str, Any] | None = None) -> RunContext:
+    def run_context(self, sampling_args: Mapping[str, object] | None = None) -> RunContext:
         """Client, sampling arguments and limits of rollouts on the running engine."""
         settings = self.run.settings
         return RunContext(

@@ -74,7 +74,7 @@ class ProgressLine(TrainerCallback):
         self._printed_at = -math.inf
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         self.step = state.global_step
         self._ends.clear()
@@ -104,7 +104,7 @@ class ProgressLine(TrainerCallback):
             self._progress.start()
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> Any:
         self.step = state.global_step
         numbers = self.trainer.last_step
@@ -127,12 +127,12 @@ class ProgressLine(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         metrics: Mapping[str, float] | None = None,
-        **_: Any,
+        **_: object,
     ) -> None:
         self.evaluation = (metrics or {}).get("eval_reward", self.evaluation)
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         self.stop()
 
@@ -142,7 +142,7 @@ class ProgressLine(TrainerCallback):
             self._progress.stop()
             self._progress = None
 
-    def _line(self, numbers: Mapping[str, Any], max_steps: int) -> str:
+    def _line(self, numbers: Mapping[str, object], max_steps: int) -> str:
         seconds = self._ends[-1][0] - self._ends[0][0]
         steps = max(1, len(self._ends) - 1)
         tokens = sum(end[1] for end in list(self._ends)[1:])

@@ -135,7 +135,7 @@ class StepRecorder:
         if settings.log_completions:
             append_dropped(self.run.folder, step, groups, settings.log_unique_prompts)
 
-    def record(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def record(self, step: int, metrics: Mapping[str, object]) -> None:
         """Write a line with metrics of the user's code after ``step``."""
         numbers = {name: number_of(name, value) for name, value in metrics.items()}
         if numbers and self.run.ranks.is_main:

@@ -65,7 +65,7 @@ class Step:
         means = {name: fmean(values) for name, values in self.logged.items()}
         return {**self.batch.stats, **self.numbers, **means}
 
-    def log(self, logs: Mapping[str, Any]) -> None:
+    def log(self, logs: Mapping[str, object]) -> None:
         """Add metrics of the user's code. *Raises* ConfigError for a value that is not one
         number."""
         for name, value in logs.items():

@@ -104,7 +104,7 @@ def _turns(
         ids, prompt = turn.completion_ids.tolist(), turn.prompt_ids.tolist()
         num_known = len(earlier) if prompt[: len(earlier)] == earlier else 0
         earlier = [*prompt, *ids]
-        record: dict[str, Any] = {
+        record: dict[str, object] = {
             "prompt_tokens": turn.num_prompt,
             "prompt_ids": prompt[num_known:],  # after the tokens of the turn before
             "completion_ids": ids,
@@ -132,6 +132,6 @@ def _rounded(values: np.ndarray) -> list[float]:
     return np.round(values.astype(np.float64), DIGITS).tolist()
 
 
-def _once(values: list[Any]) -> Any:
+def _once(values: Sequence[object]) -> Any:
     """The value that all have, else all of them."""
     return values[0] if values and values.count(values[0]) == len(values) else values

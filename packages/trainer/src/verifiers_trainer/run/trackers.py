@@ -119,7 +119,7 @@ class Trackers(TrainerCallback):
             worker.close()
 
     def _send(
-        self, event: str, args: object, state: object, control: object, kwargs: dict[str, Any]
+        self, event: str, args: object, state: object, control: object, kwargs: Mapping[str, object]
     ) -> None:
         for worker in self._running:
             worker.put((event, args, copy.copy(state), copy.copy(control), kwargs))

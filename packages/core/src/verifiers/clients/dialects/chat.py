@@ -66,7 +66,7 @@ def parse_request(body: Mapping[str, Any]) -> DialectRequest:
     )
 
 
-def _message(fields: Mapping[str, Any], index: int) -> Message:
+def _message(fields: Mapping[str, object], index: int) -> Message:
     role = fields.get("role")
     if not isinstance(role, str):
         raise ConfigError(f"messages[{index}] has no role", key="messages")
@@ -101,7 +101,7 @@ def completion_body(
     ``token_fields``: the token data in it, by vLLM's arguments: return_token_ids, logprobs,
     return_weight_versions.
     """
-    choice: dict[str, Any] = {"index": 0, "finish_reason": response.finish_reason}
+    choice: dict[str, object] = {"index": 0, "finish_reason": response.finish_reason}
     choice |= {"message": _written(response.message)} if in_chat else {"text": response.text}
     body = {
         "id": response.id,
@@ -138,7 +138,7 @@ def _logprobs(texts: list[str], logprobs: list[float], in_chat: bool) -> dict[st
     }
 
 
-def _written(message: Mapping[str, Any]) -> dict[str, Any]:
+def _written(message: Mapping[str, object]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if name != "thinking_blocks"}
 
 
@@ -157,7 +157,7 @@ def stream_opening(request: DialectRequest) -> Sequence[bytes]:
 
 
 def _delta(
-    request: DialectRequest, delta: Mapping[str, Any], finish_reason: str | None = None
+    request: DialectRequest, delta: Mapping[str, object], finish_reason: str | None = None
 ) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
     return sse.event(_chunk("chat.completion.chunk", request) | {"choices": [choice]})

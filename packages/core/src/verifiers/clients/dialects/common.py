@@ -37,7 +37,7 @@ def reading_event(dialect: str) -> Iterator[None]:
         raise ValueError(f"no event of the {dialect} API: {error}") from error
 
 
-def sampling_of(body: Mapping[str, Any], *limits: str) -> dict[str, Any]:
+def sampling_of(body: Mapping[str, object], *limits: str) -> dict[str, Any]:
     """Return the sampling arguments that are named alike, and the limit of tokens, which has one of
     the names ``limits``, as ``max_tokens``. Raises: ``ConfigError`` for a limit that is none."""
     sampling = {name: body[name] for name in SAMPLING_NAMES if body.get(name) is not None}
@@ -53,7 +53,7 @@ def sampling_of(body: Mapping[str, Any], *limits: str) -> dict[str, Any]:
 
 
 def require(
-    body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], expected: str
+    body: Mapping[str, object], name: str, kind: type | tuple[type, ...], expected: str
 ) -> Any:
     """Return a field. Raises: ``ConfigError`` for another type."""
     value = body.get(name)
@@ -72,7 +72,7 @@ def schema(tool: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value or {}
 
 
-def entries(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+def entries(body: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
     """Return a field that is a list of objects; [] when absent. Raises: ``ConfigError`` for
     anything else."""
     value = body.get(name)
@@ -83,7 +83,7 @@ def entries(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return value
 
 
-def inner(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def inner(event: Mapping[str, object], name: str) -> Mapping[str, Any]:
     """Return the object in a field of an event. Raises: ``ValueError`` where there is none."""
     value = event.get(name)
     if not isinstance(value, Mapping):
@@ -114,7 +114,7 @@ def assistant(text: str, calls: Sequence[ToolCall], reasoning: str) -> Assistant
 
 
 def with_call_ids(
-    parts: Sequence[Mapping[str, Any]], kinds: Collection[str], field: str, ids: Iterable[str]
+    parts: Sequence[Mapping[str, object]], kinds: Collection[str], field: str, ids: Iterable[str]
 ) -> list[dict[str, Any]]:
     """Return the blocks or items of a message with these ids in the field of its calls, which are
     those of the ``kinds``."""
@@ -125,11 +125,11 @@ def with_call_ids(
     ]
 
 
-def says_the_same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+def says_the_same(a: Mapping[str, object], b: Mapping[str, object]) -> bool:
     """Return whether two assistant messages have equal text and tool calls, in whatever spelling of
     the arguments."""
 
-    def content_of(message: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    def content_of(message: Mapping[str, object]) -> tuple[str, list[Any]]:
         calls = [
             (call["id"], call.name, arguments_object(call.arguments)) for call in calls_of(message)
         ]
@@ -177,7 +177,7 @@ def limited_arguments(request: ModelRequest, dialect: str) -> tuple[dict[str, An
     return standard, extra
 
 
-def refuse_rest(arguments: Mapping[str, Any], dialect: str) -> None:
+def refuse_rest(arguments: Mapping[str, object], dialect: str) -> None:
     """Raises: ``ConfigError`` that names an argument which the dialect does not have."""
     for name in arguments:
         raise ConfigError(

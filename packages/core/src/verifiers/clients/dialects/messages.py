@@ -153,7 +153,7 @@ def _choice_read(choice: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _messages_read(entry: Mapping[str, Any], location: str) -> Iterator[Message]:
+def _messages_read(entry: Mapping[str, object], location: str) -> Iterator[Message]:
     role, content = entry.get("role"), entry.get("content")
     if role not in ("user", "assistant", "system"):
         raise ConfigError(
@@ -190,7 +190,7 @@ def _content_read(content: object, location: str) -> str | list[dict[str, Any]]:
     return collapsed([_part_read(b) for b in _blocks(content, location)])
 
 
-def _part_read(block: Mapping[str, Any]) -> dict[str, Any]:
+def _part_read(block: Mapping[str, object]) -> dict[str, Any]:
     """A part of our content; a block of another type (``document``) stays as it is."""
     source = block.get("source")
     if block.get("type") == "text":
@@ -204,7 +204,7 @@ def _part_read(block: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in block.items() if name != "cache_control"}
 
 
-def _assistant_read(blocks: Sequence[Mapping[str, Any]]) -> AssistantMessage:
+def _assistant_read(blocks: Sequence[Mapping[str, object]]) -> AssistantMessage:
     """The message of blocks, with what of them has to go back verbatim."""
     blocks = [
         {name: value for name, value in block.items() if name != "cache_control"}
@@ -221,7 +221,7 @@ def _assistant_read(blocks: Sequence[Mapping[str, Any]]) -> AssistantMessage:
     return message
 
 
-def _plain_message(blocks: Sequence[Mapping[str, Any]]) -> AssistantMessage:
+def _plain_message(blocks: Sequence[Mapping[str, object]]) -> AssistantMessage:
     """The message that blocks say to a reader without this dialect."""
     calls = [
         ToolCall(
@@ -239,14 +239,14 @@ def _plain_message(blocks: Sequence[Mapping[str, Any]]) -> AssistantMessage:
     return assistant(text, calls, "\n".join(filter(None, thought)))
 
 
-def _is_signed(block: Mapping[str, Any]) -> bool:
+def _is_signed(block: Mapping[str, object]) -> bool:
     kind = block.get("type")
     return kind == "redacted_thinking" or (
         kind == "thinking" and block.get("signature") not in ("", None, UNSIGNED)
     )
 
 
-def _bare(block: Mapping[str, Any]) -> dict[str, Any]:
+def _bare(block: Mapping[str, object]) -> dict[str, Any]:
     """A block without fields that are empty."""
     bare = {name: value for name, value in block.items() if value is not None}
     if bare.get("type") == "thinking" and not _is_signed(bare):
@@ -352,7 +352,7 @@ def request_body(
     Raises: ``ConfigError`` for what the dialect cannot say: audio, a seed, penalties.
     """
     standard, extra = limited_arguments(request, NAME)
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "model": request.model,
         "max_tokens": standard.pop("max_tokens", DEFAULT_MAX_TOKENS),
     }
@@ -376,7 +376,7 @@ def request_body(
         body["tool_choice"] = choice
     if user := standard.pop("user", None):
         body["metadata"] = {"user_id": user}
-    output: dict[str, Any] = {}
+    output: dict[str, object] = {}
     if effort := standard.pop("reasoning_effort", None):
         output["effort"] = effort
     if form := standard.pop("response_format", None):
@@ -391,7 +391,7 @@ def request_body(
 
 
 def _choice_written(choice: object, parallel: bool | None) -> dict[str, Any] | None:
-    written: dict[str, Any] = {}
+    written: dict[str, object] = {}
     if isinstance(choice, Mapping):
         written = {"type": "tool", "name": (choice.get("function") or choice).get("name")}
     elif choice is not None:
@@ -411,7 +411,7 @@ def _tool_written(tool: Tool) -> dict[str, Any]:
 
 
 def _messages_written(
-    prompt: Sequence[Mapping[str, Any]], with_unsigned: bool
+    prompt: Sequence[Mapping[str, object]], with_unsigned: bool
 ) -> Iterator[dict[str, Any]]:
     for is_tool, group in groupby(prompt, lambda message: message.get("role") == "tool"):
         if is_tool:
@@ -443,7 +443,7 @@ def _messages_written(
             }
 
 
-def _result_written(message: Mapping[str, Any]) -> dict[str, Any]:
+def _result_written(message: Mapping[str, object]) -> dict[str, Any]:
     call_id = message.get("tool_call_id")
     return {
         "type": "tool_result",
@@ -496,7 +496,7 @@ def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return _blocks_of(message, verbatim)
 
 
-def _as_received(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+def _as_received(message: Mapping[str, object]) -> list[dict[str, Any]] | None:
     """The blocks of a message as the server wrote them, with the ids that its calls have in the
     conversation; None for another message, and for one that an author changed."""
     received = getattr(message, "received", None)
@@ -512,7 +512,7 @@ def _as_received(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _blocks_of(
-    message: Mapping[str, Any], verbatim: Sequence[Mapping[str, Any]]
+    message: Mapping[str, object], verbatim: Sequence[Mapping[str, object]]
 ) -> list[dict[str, Any]]:
     """Thinking, text and calls of a message, in this order."""
     blocks = [dict(block) for block in verbatim]
@@ -534,7 +534,7 @@ def concession(status: int, body: bytes) -> str | None:
     return "reasoning" if status == 400 and b"signature" in body else None
 
 
-def parse_response(body: Mapping[str, Any], request: ModelRequest, where: str) -> Response:
+def parse_response(body: Mapping[str, object], request: ModelRequest, where: str) -> Response:
     """Read an answer. Raises: ``MalformedResponse`` that names ``where`` and the field."""
     with reading_answer(NAME, where):
         blocks = body.get("content")
@@ -633,7 +633,7 @@ class MessageStream:
     def _open(self, index: int) -> _StreamedBlock | None:
         return next((b for b in self._blocks if b.is_open and b.index == index), None)
 
-    def _start(self, index: int, content: Mapping[str, Any]) -> None:
+    def _start(self, index: int, content: Mapping[str, object]) -> None:
         started = self._open(index)
         if started is not None and started.content == content and not started.json:
             return  # the same event again
@@ -643,7 +643,7 @@ class MessageStream:
             started.is_open = False  # its end was not sent
         self._blocks.append(_StreamedBlock(index, dict(content)))
 
-    def _add(self, index: int, delta: Mapping[str, Any]) -> None:
+    def _add(self, index: int, delta: Mapping[str, object]) -> None:
         streamed = self._open(index)
         if streamed is None:
             raise ValueError(f"a delta of block {index}, which was not started")

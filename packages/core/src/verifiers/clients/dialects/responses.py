@@ -139,7 +139,7 @@ def parse_request(body: Mapping[str, Any]) -> DialectRequest:
 
 
 def _tools_read(
-    definitions: Sequence[Mapping[str, Any]],
+    definitions: Sequence[Mapping[str, object]],
 ) -> tuple[list[Tool], dict[str, ToolForm], list[str]]:
     """(tools as functions, forms of those that are none, names of those that are dropped)."""
     tools: list[Tool] = []
@@ -202,9 +202,11 @@ def _choice_read(choice: object, forms: Mapping[str, ToolForm]) -> Any:
     return {"type": "function", "function": {"name": name}}
 
 
-def _messages_read(items: Sequence[Mapping[str, Any]]) -> list[Message]:
+def _messages_read(items: Sequence[Mapping[str, object]]) -> list[Message]:
     messages: list[Message] = []
-    turn: list[Mapping[str, Any]] = []  # what the model said since the last item of another speaker
+    turn: list[
+        Mapping[str, object]
+    ] = []  # what the model said since the last item of another speaker
 
     def end_turn() -> None:
         if turn:
@@ -240,7 +242,7 @@ def _messages_read(items: Sequence[Mapping[str, Any]]) -> list[Message]:
     return messages
 
 
-def _kind(item: Mapping[str, Any]) -> str:
+def _kind(item: Mapping[str, object]) -> str:
     return str(item.get("type") or "message")
 
 
@@ -252,7 +254,7 @@ def _content_read(content: object, index: int) -> str | list[dict[str, Any]]:
     return collapsed([_part_read(part) for part in content])
 
 
-def _part_read(part: Mapping[str, Any]) -> dict[str, Any]:
+def _part_read(part: Mapping[str, object]) -> dict[str, Any]:
     """A part of our content; a part of another type (``input_file``) stays as it is."""
     kind = part.get("type")
     if kind in ("input_text", "output_text", "text"):
@@ -266,7 +268,7 @@ def _part_read(part: Mapping[str, Any]) -> dict[str, Any]:
     return dict(part)
 
 
-def _assistant_read(items: Sequence[Mapping[str, Any]]) -> AssistantMessage:
+def _assistant_read(items: Sequence[Mapping[str, object]]) -> AssistantMessage:
     """The message of a turn's items, with what of them has to go back verbatim."""
     message = _plain_message(items)
     verbatim = [dict(item) for item in items if _is_signed(item)]
@@ -320,7 +322,7 @@ def _call_read(item: Mapping[str, Any]) -> ToolCall:
     return ToolCall(call_id, name, arguments if isinstance(arguments, Mapping) else str(arguments))
 
 
-def _as_function(item: Mapping[str, Any]) -> Mapping[str, Any]:
+def _as_function(item: Mapping[str, object]) -> Mapping[str, Any]:
     """An item with a call in another form as the call of a function, as which the model sees the
     tool."""
     if _kind(item) not in _CALLS or (_kind(item) == "function_call" and not item.get("namespace")):
@@ -340,7 +342,7 @@ def _thought(item: Mapping[str, Any]) -> str:
     return "\n".join(str(part.get("text") or "") for part in parts)
 
 
-def _is_signed(item: Mapping[str, Any]) -> bool:
+def _is_signed(item: Mapping[str, object]) -> bool:
     return _kind(item) == "reasoning" and bool(item.get("encrypted_content"))
 
 
@@ -386,7 +388,7 @@ def _output(response: Response, request: DialectRequest) -> list[dict[str, Any]]
     return items
 
 
-def _call_written(item: Mapping[str, Any], form: ToolForm) -> dict[str, Any]:
+def _call_written(item: Mapping[str, object], form: ToolForm) -> dict[str, Any]:
     """A function call as the call of a tool of another form."""
     arguments = arguments_object(str(item["arguments"]))
     call = {"call_id": item["call_id"]}
@@ -415,7 +417,7 @@ def _call_written(item: Mapping[str, Any], form: ToolForm) -> dict[str, Any]:
 
 def _head(request: DialectRequest) -> dict[str, Any]:
     sampling = request.sampling_args
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "instructions": None,
         "metadata": {},
         "tools": [],
@@ -606,7 +608,7 @@ def _tool_written(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "name": tool.name, **described, "strict": bool(tool.strict)}
 
 
-def _items_written(message: Mapping[str, Any], with_unsigned: bool) -> list[dict[str, Any]]:
+def _items_written(message: Mapping[str, object], with_unsigned: bool) -> list[dict[str, Any]]:
     role = message.get("role")
     if role == "tool":
         output = _content_written(message.get("content"))
@@ -678,7 +680,7 @@ def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return _items_of(message, verbatim)
 
 
-def _as_received(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+def _as_received(message: Mapping[str, object]) -> list[dict[str, Any]] | None:
     """The items of a message as the server wrote them, with the ids that its calls have in the
     conversation; None for another message, and for one that an author changed."""
     received = getattr(message, "received", None)
@@ -854,7 +856,7 @@ class ResponseStream:
             if stage == "failed":
                 raise streamed_error(self._body.get("error"))
 
-    def _add(self, name: str, stage: str, event: Mapping[str, Any]) -> None:
+    def _add(self, name: str, stage: str, event: Mapping[str, object]) -> None:
         """Add a piece of a text or of arguments, or the whole of it."""
         if field := _ARGUMENTS.get(name):
             part, text = self._item(event, "function_call"), event.get(field)
@@ -870,13 +872,13 @@ class ResponseStream:
         elif stage == "done" and isinstance(text, str):
             part[field] = text
 
-    def _item(self, event: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    def _item(self, event: Mapping[str, object], kind: str) -> dict[str, Any]:
         index = _index_of(event, "output_index")
         return self._parts.setdefault(index, {"type": kind, "id": event.get("item_id")})
 
     def _part(
         self,
-        event: Mapping[str, Any],
+        event: Mapping[str, object],
         number: int,
         listed: str = "content",
         kind: str = "output_text",
@@ -888,7 +890,7 @@ class ResponseStream:
         parts = item.get(listed) or []
         parts += [{"type": kind} for _ in range(number + 1 - len(parts))]
         item[listed] = parts
-        part: dict[str, Any] = parts[number]
+        part: dict[str, object] = parts[number]
         return part
 
     def body(self) -> dict[str, Any]:
@@ -916,14 +918,14 @@ def _joined(item: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _index_of(event: Mapping[str, Any], name: str, default: int = 0) -> int:
+def _index_of(event: Mapping[str, object], name: str, default: int = 0) -> int:
     index = event.get(name, default)
     if not isinstance(index, int) or not 0 <= index < MAX_PLACES:
         raise ValueError(f"{name} is not a number: {index!r}")
     return index
 
 
-def _num_characters(items: Sequence[Any]) -> int:
+def _num_characters(items: Sequence[object]) -> int:
     """Characters of the text and of the arguments of calls."""
     message = _plain_message([item for item in items if isinstance(item, Mapping)])
     calls = message.get("tool_calls") or ()

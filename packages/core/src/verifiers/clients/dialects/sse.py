@@ -6,7 +6,6 @@ Source: https://html.spec.whatwg.org/multipage/server-sent-events.html, section 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from verifiers.clients.payload import encode
 
@@ -14,7 +13,7 @@ COMMENT = b": keep-alive\n\n"
 """A line that every reader of events skips."""
 
 
-def event(data: Mapping[str, Any] | bytes, name: str | None = None) -> bytes:
+def event(data: Mapping[str, object] | bytes, name: str | None = None) -> bytes:
     r"""Return the bytes of an event.
 
     >>> event({"a": 1}, "ping")

@@ -149,7 +149,7 @@ class _Exchanges:
             if method == "notifications/initialized":
                 await asyncio.wait([telling])
 
-    def _forget(self, request_id: Any, _: asyncio.Task[None]) -> None:
+    def _forget(self, request_id: object, _: asyncio.Task[None]) -> None:
         del self._asking[request_id]
 
     async def end(self) -> None:
@@ -169,7 +169,7 @@ class _Exchanges:
             except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
                 log.debug("the session at %s was not ended: %s", self._url, error)
 
-    def _headers(self, queued_message: Any) -> dict[str, str]:
+    def _headers(self, queued_message: object) -> dict[str, str]:
         stamped = getattr(getattr(queued_message, "metadata", None), "headers", None) or {}
         if getattr(getattr(queued_message, "message", None), "method", "") == "initialize":
             self._version = ""
@@ -183,7 +183,7 @@ class _Exchanges:
             headers[_VERSION] = self._version
         return {**headers, **{n: t for n, t in stamped.items() if n.lower() != _VERSION}}
 
-    async def _tell(self, message: Any, headers: Mapping[str, str]) -> None:
+    async def _tell(self, message: object, headers: Mapping[str, str]) -> None:
         """Send a message that has no answer; its failure costs nothing."""
         try:
             async with asyncio.timeout(TELL_LIMIT_S):
@@ -303,7 +303,7 @@ class _Exchanges:
             log.debug("a stream of %s ended: %s", self._url, error)
         return None
 
-    async def _continued(self, message: Any, decoder: EventDecoder) -> Any:
+    async def _continued(self, message: object, decoder: EventDecoder) -> Any:
         """The answer in the rest of a stream that has ended. *Raises* Loss when there is none."""
         ended = Loss("its stream of events ended before the answer")
         for number in range(MAX_CONTINUED if decoder.last_id else 0):

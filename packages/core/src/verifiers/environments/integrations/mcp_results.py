@@ -45,7 +45,7 @@ def result_check(
     return check
 
 
-def mismatch(schema: Mapping[str, Any], content: object) -> str:
+def mismatch(schema: Mapping[str, object], content: object) -> str:
     """What of a content a schema does not describe, "" for nothing. Runs in a worker process."""
     from jsonschema import SchemaError
     from jsonschema.exceptions import best_match

@@ -276,7 +276,7 @@ class Servers:
     async def _stop_all(self) -> None:
         await asyncio.gather(*(server.stop() for server in self.servers.values()))
 
-    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _there(self, work: Coroutine[object, object, T]) -> T:
         """Await ``work`` on the loop of the servers; a cancellation is forwarded."""
         with self._lock:
             if self._loop is None:
@@ -375,7 +375,7 @@ class _Server:
             except Loss as loss:
                 raise self._failed(tool, loss, is_again=True) from loss
 
-    async def _call_once(self, tool: str, arguments: dict[str, Any]) -> Any:
+    async def _call_once(self, tool: str, arguments: Mapping[str, object]) -> Any:
         """Call a tool. *Raises* Loss, which is ``ANSWERED`` when the server continues without it."""
         from mcp import MCPError
 

@@ -236,7 +236,7 @@ class OpenEnvEnv(MultiTurnEnv):
         return [(session.action_of(answer), None)]
 
     async def _replies(
-        self, observation: Mapping[str, Any], call_id: str | None, session: _Session
+        self, observation: Mapping[str, object], call_id: str | None, session: _Session
     ) -> Messages:
         if session.takes_messages and self.action_parser is None:
             return _messages(observation)
@@ -390,7 +390,7 @@ def _end_unread(state: State, step: TrajectoryStep, error: Exception) -> None:
     state["final_env_response"] = [UserMessage(text)]
 
 
-def _observation(result: Mapping[str, Any]) -> Mapping[str, Any]:
+def _observation(result: Mapping[str, object]) -> Mapping[str, Any]:
     observation = result.get("observation")
     return observation if isinstance(observation, Mapping) else {"result": observation}
 
@@ -434,7 +434,7 @@ def _tool_action(call: ToolCall) -> dict[str, Any]:
     return {"type": "call_tool", "tool_name": call.name, "arguments": arguments}
 
 
-def _result_of(observation: Mapping[str, Any]) -> str:
+def _result_of(observation: Mapping[str, object]) -> str:
     """The text of a tool's result, or of its error."""
     error, result = observation.get("error"), observation.get("result")
     if error:

@@ -166,7 +166,7 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     def _generate(self, index: int) -> dict[str, Any]:
         with self._generator_lock:
-            entry: dict[str, Any] = self._questions[index]
+            entry: dict[str, object] = self._questions[index]
             return entry
 
     def _row(self, index: int) -> dict[str, Any]:

@@ -63,7 +63,7 @@ async def _call(
 
 
 def plain_score(
-    name: str, config: dict[str, Any], entry: dict[str, Any], answer: str | None
+    name: str, config: Mapping[str, object], entry: Mapping[str, object], answer: str | None
 ) -> float:
     """Score in this process: for worker processes after ``guard``, and for trusted text."""
     scorer = _scorer(name, config)
@@ -77,7 +77,7 @@ def plain_score(
 _SCORERS: dict[tuple[str, str], Any] = {}
 
 
-def _scorer(name: str, config: dict[str, Any]) -> Any:
+def _scorer(name: str, config: Mapping[str, object]) -> Any:
     key = name, repr(config)
     if key not in _SCORERS:
         _SCORERS[key] = reasoning_gym.create_dataset(name, **config)

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from verifiers.clients.protocol import shows_tools
 from verifiers.errors import ConfigError
@@ -21,7 +20,7 @@ from verifiers.runtime.importing import paths_without_namespaces
 @asynccontextmanager
 async def open_workers(
     env: RunEnvironment,
-    identity: Mapping[str, Any],
+    identity: Mapping[str, object],
     context: RunContext,
     options: RunOptions,
     *,

@@ -20,7 +20,6 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any
 
 from verifiers.errors import RunError, WorkerLost
 from verifiers.rollouts.loop import conclude
@@ -271,7 +270,7 @@ class _Remote:
             for future in list(self._running.values()):
                 settle(future, error=WorkerLost(why))
 
-    def _begin(self, number: int, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, number: int, coroutine: Coroutine[object, object, None]) -> None:
         task = self._calls[number] = asyncio.create_task(coroutine)
         task.add_done_callback(lambda _: self._calls.pop(number, None))
 

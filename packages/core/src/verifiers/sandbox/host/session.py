@@ -90,7 +90,7 @@ class Session:
         return session
 
     async def exec(self, code_or_argv: str | list[str], *, timeout_s: float) -> ExecResult:
-        header: dict[str, Any]
+        header: dict[str, object]
         if isinstance(code_or_argv, str):
             header, body = {"op": "python"}, code_or_argv.encode("utf-8", "surrogatepass")
         else:
@@ -298,13 +298,13 @@ async def reported_by(control: socket.socket, limit_s: float) -> dict[str, Any]:
     """What a supervisor on this machine says of a worker's end; {} when it is gone."""
     try:
         reading = asyncio.get_running_loop().sock_recv(control, 4096)
-        report: dict[str, Any] = json.loads(await asyncio.wait_for(reading, limit_s))
+        report: dict[str, object] = json.loads(await asyncio.wait_for(reading, limit_s))
     except (OSError, ValueError, TimeoutError):
         return {}
     return report
 
 
-def limit_in(report: Mapping[str, Any]) -> str | None:
+def limit_in(report: Mapping[str, object]) -> str | None:
     """The limit that ended a worker, by a report from a sandbox; None for anything else."""
     cause = report.get("cause")
     return cause if cause in LIMITS else None

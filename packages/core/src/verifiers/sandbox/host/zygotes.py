@@ -19,10 +19,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from verifiers.errors import ConfigError, SandboxUnavailable
 from verifiers.sandbox.guest import launch
@@ -52,7 +51,7 @@ class Zygote:
             self._process = _on_starter(lambda: self._launch(command, packages, further, theirs))
         self._wait_until_ready(packages)
 
-    def fork(self, settings: dict[str, Any]) -> socket.socket:
+    def fork(self, settings: Mapping[str, object]) -> socket.socket:
         """Fork a session; return its control connection. *Raises* SandboxUnavailable when the
         zygote is gone."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
