@@ -254,7 +254,7 @@ async def generate_group(
 
 
 async def score_completion(
-    env: Environment, task: Mapping[str, Any], completion: Messages
+    env: Environment, task: Mapping[str, object], completion: Messages
 ) -> float:
     """Return the reward of a completion of a task in a single-turn environment; NaN
     when unknown."""

@@ -239,7 +239,7 @@ def to_episode(rollout: Mapping[str, Any], env: Environment, task: object, uid: 
     )
 
 
-def _step(kind: Callable[..., Any], step: Mapping[str, Any]) -> Any:
+def _step(kind: Callable[..., object], step: Mapping[str, Any]) -> Any:
     tokens = step["tokens"]
     if tokens is None:
         raise ConfigError(

@@ -66,7 +66,7 @@ def _row(task: Mapping[str, object], env_id: str, env_args: str, split: str) -> 
     }
 
 
-def task_of(prompt: Iterable[Mapping[str, Any]], extras: Mapping[str, Any]) -> dict[str, Any]:
+def task_of(prompt: Iterable[Mapping[str, object]], extras: Mapping[str, Any]) -> dict[str, Any]:
     """Return the task of a prompt and its extras. *Raises* ConfigError for rows not written by
     ``export_dataset``."""
     column = (extras or {}).get(KEY)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PROGRAM = "python -m verifiers_integrations.skyrl_entrypoint"
 
 
-def experiment(cfg: Any) -> Any:
+def experiment(cfg: object) -> Any:
     """Return SkyRL's experiment of a configuration, with ``VerifiersGenerator``."""
     base = skyrl.SKYRL.load("train.entrypoints.main_base").BasePPOExp
     name_of = skyrl.SKYRL.load(
@@ -31,7 +31,7 @@ def experiment(cfg: Any) -> Any:
     ).resolve_policy_model_name
 
     def get_generator(
-        self: Any, cfg: Any, tokenizer: PreTrainedTokenizerBase, inference_engine_client: Any
+        self: object, cfg: Any, tokenizer: PreTrainedTokenizerBase, inference_engine_client: Any
     ) -> Any:
         return skyrl.VerifiersGenerator(
             cfg.generator, tokenizer, inference_engine_client, name_of(cfg)

@@ -221,7 +221,7 @@ class TokenClient:
     async def _create_chat(
         self,
         *,
-        messages: Sequence[Any],
+        messages: Sequence[object],
         model: str = "",
         tools: Sequence[Mapping[str, Any]] | None = None,
         **args: Any,

@@ -294,7 +294,7 @@ def as_reward_func(env: Environment) -> Any:
         )
 
     async def score(
-        prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
+        prompts: Sequence[object], completions: Sequence[Any], columns: Mapping[str, Any]
     ) -> list[Any]:
         async def score_rollout(index: int) -> float | None:
             row = {
@@ -309,7 +309,7 @@ def as_reward_func(env: Environment) -> Any:
         return list(await asyncio.gather(*map(score_rollout, range(len(completions)))))
 
     def reward(
-        prompts: Sequence[Any], completions: Sequence[Any], **columns: object
+        prompts: Sequence[object], completions: Sequence[Any], **columns: object
     ) -> list[float | None]:
         return blocking(lambda: score(prompts, completions, columns))
 

@@ -425,7 +425,7 @@ def _node(
     return node | ({"tools": tools} if parent is None else {})
 
 
-def _call(step: Mapping[str, Any], node: int, request: RunRequest) -> dict[str, Any]:
+def _call(step: Mapping[str, object], node: int, request: RunRequest) -> dict[str, Any]:
     response = step["response"]
     reason = getattr(response, "finish_reason", None)
     if step["is_truncated"]:

@@ -30,7 +30,7 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
@@ -334,7 +334,7 @@ def _of_layout(read: Read, name: str) -> tuple[str, list[str]]:
     return _blob(manifest["config"]), [_blob(layer) for layer in manifest["layers"]]
 
 
-def _only_fitting(entries: list[Any], fits: Callable[[Any], bool], what: str) -> Any:
+def _only_fitting(entries: Sequence[object], fits: Callable[[Any], bool], what: str) -> Any:
     fitting = entries if len(entries) == 1 else [entry for entry in entries if fits(entry)]
     if len(fitting) != 1:
         raise ConfigError(f"of its {len(entries)} images, {len(fitting)} are {what}")

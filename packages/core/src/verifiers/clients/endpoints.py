@@ -170,7 +170,7 @@ def _fits(name: str, value: object) -> bool:
     return isinstance(value, Mapping if name == "headers" else str) and bool(value)
 
 
-def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
+def _endpoint(entry: Mapping[str, object], path: Path) -> EndpointConfig:
     alias = entry.get("endpoint_id")
     location = f"{path}: endpoint {alias!r}"
     fields: dict[str, Any] = {}

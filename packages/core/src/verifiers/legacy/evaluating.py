@@ -67,7 +67,7 @@ class EvalRunConfig:
 
 async def run_evaluation(
     config: EvalConfig,
-    on_start: Callable[..., Any] | None = None,
+    on_start: Callable[..., object] | None = None,
     on_log_file: Callable[[Path], None] | None = None,
     on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
     on_log: Callable[[str], None] | None = None,

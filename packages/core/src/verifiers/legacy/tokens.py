@@ -76,7 +76,7 @@ def parse_completion_tokens(env: Environment, completion: HasChoices) -> list[in
 
 def process_chat_format_vllm(
     env: Environment,
-    prompt: Sequence[Mapping[str, Any]],
+    prompt: Sequence[Mapping[str, object]],
     completion: Sequence[Mapping[str, Any]],
     state: Mapping[str, Any],
     processing_class: ChatTemplate,

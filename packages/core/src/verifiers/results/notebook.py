@@ -20,7 +20,7 @@ MAX_TEXT = 4000
 _BAR_WIDTH, _HEIGHT = 24, 64
 
 
-def results_html(facts: Mapping[str, Any], outputs: Sequence[Mapping[str, Any]]) -> str:
+def results_html(facts: Mapping[str, object], outputs: Sequence[Mapping[str, Any]]) -> str:
     """The table, the histogram and two transcripts of results, as one ``<div>``; ``facts`` are
     their ``summary()``."""
     pairs = ((output["reward"], index) for index, output in enumerate(outputs))

@@ -48,7 +48,7 @@ def text_turns(
 
 
 def _rendered(
-    tokenizer: Any,
+    tokenizer: object,
     messages: Sequence[Any],
     tools: Iterable[Mapping[str, Any]] | None,
     generation: bool,

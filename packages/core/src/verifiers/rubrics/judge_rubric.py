@@ -319,7 +319,7 @@ class JudgeRubric(Rubric):
         self,
         model: ModelLike,
         question: str,
-        state: MutableMapping[str, Any] | None,
+        state: MutableMapping[str, object] | None,
         cache: dict[str, str],
     ) -> str:
         response = await self._complete(model, question)

@@ -62,7 +62,7 @@ async def generate(
     inputs: DatasetLike | None,
     client: ClientLike | None,
     model: ModelLike | None,
-    sampling_args: Mapping[str, Any] | None,
+    sampling_args: Mapping[str, object] | None,
     n_samples: int | None,
     keywords: Mapping[str, Any],
 ) -> GenerateOutputs:

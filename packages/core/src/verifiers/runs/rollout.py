@@ -401,7 +401,7 @@ async def single_rollout(
 
 async def scored_rollout(
     env: RunEnvironment,
-    row: Mapping[str, Any],
+    row: Mapping[str, object],
     client: ClientLike | None,
     model: ModelLike | None,
     sampling_args: Mapping[str, Any] | None = None,
@@ -421,7 +421,7 @@ async def scored_rollout(
 
 async def scored_group(
     env: RunEnvironment,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, object]],
     client: ClientLike | None,
     model: ModelLike | None,
     sampling_args: Mapping[str, Any] | None = None,
@@ -437,7 +437,7 @@ async def _single_run(
     env: RunEnvironment,
     client: ClientLike | None,
     model: ModelLike | None,
-    sampling_args: Mapping[str, Any] | None,
+    sampling_args: Mapping[str, object] | None,
     score: bool = True,
     **limits: Any,
 ) -> AsyncIterator[RunContext]:

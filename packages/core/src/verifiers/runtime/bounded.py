@@ -134,7 +134,7 @@ def read_lines(stream: IO[bytes]) -> Iterator[str]:
 
 
 def run_captured(
-    command: Sequence[str], limit_s: float | None = None, **popen: Any
+    command: Sequence[str], limit_s: float | None = None, **popen: object
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end: its stdout, and the last ``MAX_LINE_BYTES`` of its stderr.
 

@@ -242,7 +242,7 @@ def _args(document: Mapping[str, object]) -> Mapping[str, Any]:
     return _of(document, "trainer", "args")
 
 
-def _of(document: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+def _of(document: Mapping[str, object], *names: str) -> Mapping[str, Any]:
     table: Mapping[str, Any] = document
     for name in names:
         table = table.get(name) or {}

@@ -117,7 +117,7 @@ def _gathered(parameter: Managed, values: Tensor, start: int) -> Tensor:
 def whole_state(optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, Any] | None:
     """The optimizer's ``state_dict`` as if nothing were split if ``keep`` is set, else None."""
     inner = _inner(optimizer)
-    state: dict[int, dict[str, Any]] = {}
+    state: dict[int, dict[str, object]] = {}
     groups: list[dict[str, Any]] = []
     for index, number, parameter, piece, flat in _trained(optimizer):
         for name, value in inner.state.get(flat, {}).items():

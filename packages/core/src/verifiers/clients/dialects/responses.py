@@ -564,7 +564,7 @@ def request_body(
     the dialect cannot say: stop texts, a seed, penalties.
     """
     standard, extra = limited_arguments(request, NAME)
-    items: list[dict[str, Any]] = []
+    items: list[dict[str, object]] = []
     for message in sendable(request):
         items += _items_written(message, "reasoning" not in without)
     body: dict[str, Any] = {"model": request.model, "input": items, "store": False}
@@ -906,7 +906,7 @@ class ResponseStream:
         return self._body | {"output": output}
 
 
-def _joined(item: Mapping[str, Any]) -> dict[str, Any]:
+def _joined(item: Mapping[str, object]) -> dict[str, Any]:
     """An item of the smaller events with its texts in one piece."""
     fields: dict[str, Any] = dict(item)
     for listed in ("content", "summary"):
