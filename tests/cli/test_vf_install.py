@@ -7,6 +7,7 @@ network.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -431,6 +432,8 @@ def test_pip_is_taken_where_there_is_no_uv(vf_install, recorded, tmp_path, monke
     monkeypatch.setenv("PATH", str(without_uv))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(tmp_path / "modules")
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *w: n != "uv" and find_spec(n, *w))
     ran = vf_install("reverse-text", "--json")
     assert ran.code == 0, ran.err
     assert ran.json["command"].startswith(
@@ -451,6 +454,17 @@ def test_pip_is_taken_where_there_is_no_uv(vf_install, recorded, tmp_path, monke
     assert ran.json["command"].endswith(
         f"--no-deps -e ./environments/reverse_text && {sys.executable} -m pip install {pin}"
     )
+
+
+def test_uv_of_this_python_is_taken_where_none_is_on_the_path(vf_install, tmp_path, monkeypatch):
+    make_project(Path("environments/word_game"))
+    (tmp_path / "modules/uv").mkdir(parents=True)
+    (tmp_path / "modules/uv/__init__.py").write_text("")
+    (tmp_path / "nothing").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    ran = vf_install("word-game", "--dry-run")
+    assert ran.out.startswith(f"{sys.executable} -m uv pip install --python {sys.executable} -e ")
 
 
 def is_running(pid: int) -> bool:
@@ -644,6 +658,46 @@ def test_a_broken_environment_is_exit_3_with_the_real_error(python):
         "ModuleNotFoundError: No module named 'no_such_dependency'" in ran.json["error"]["message"]
     )
     assert "Traceback" not in ran.err
+
+
+def test_in_a_uv_project_it_says_that_a_sync_removes_it_and_how_to_keep_it(python):
+    make_project(python.folder / "environments/word_game")
+    lock = python.venv.parent / "uv.lock"
+    lock.write_text("version = 1\n")
+    ran = python.command("install", "word-game")
+    assert ran.code == 0, ran.err
+    said = " ".join(ran.err.split())
+    assert f"{lock} does not hold vf-word-game, so `uv sync` removes it" in said
+    assert "uv add --editable ./environments/word_game" in said
+    lock.write_text('version = 1\n\n[[package]]\nname = "vf-word-game"\n')  # negative control
+    ran = python.command("install", "./environments/word_game")
+    assert (ran.code, "uv add" in ran.err) == (0, False), ran.err
+
+
+CUDA_BY_DEFAULT = """[project]
+name = "mine"
+version = "0.1"
+requires-python = ">=3.11"
+dependencies = ["torch"]
+{line}
+"""
+
+
+@pytest.mark.parametrize("is_left_out", [True, False])
+def test_the_line_of_the_docs_locks_no_library_of_cuda(python, tmp_path, is_left_out):
+    page = (Path(__file__).parents[2] / "docs/own-project.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("override-dependencies")]
+    index = tmp_path / "index"
+    add_wheel(index, "torch", "2.9", {"torch.py": ""}, None, "nvidia-cublas>=13", "triton")
+    add_wheel(index, "nvidia-cublas", "13.4", {"nvidia.py": ""})
+    add_wheel(index, "triton", "3.9", {"triton.py": ""})
+    text = CUDA_BY_DEFAULT.format(line=f"[tool.uv]\n{line}" if is_left_out else "")
+    (python.folder / "pyproject.toml").write_text(text)
+    where = {**python.variables, "UV_DEFAULT_INDEX": index.as_uri()}
+    plan = ["uv", "lock", "--dry-run", "--python", sys.executable]
+    ran = subprocess.run(plan, cwd=python.folder, env=where, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ("nvidia-" in ran.stderr) is not is_left_out
 
 
 def test_a_module_in_the_working_directory_does_not_stand_in_for_the_installed_one(python):

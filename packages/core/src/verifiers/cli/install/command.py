@@ -100,6 +100,24 @@ def run(call: Call) -> None:
             f"version {package.version} was requested, and {resolved.version} was installed"
         )
     _print_result(call, resolved, command, "is installed and imports")
+    _note_of_project(call, package, resolved.distribution)
+
+
+def _note_of_project(call: Call, package: Package, distribution: str | None) -> None:
+    """Say how to keep the package where this Python is that of a uv project, whose ``uv sync``
+    removes what its lock does not hold."""
+    project = Path(sys.prefix).parent
+    lock = project / "uv.lock"
+    if distribution is None or sys.prefix == sys.base_prefix or not lock.is_file():
+        return
+    if f'name = "{distribution}"' in read_file(lock).decode(errors="replace"):
+        return
+    words = ["--editable" if word == "-e" else word for word in package.requirement]
+    call.note(
+        f"vf-install: {lock} does not hold {distribution}, so `uv sync` removes it and"
+        f" `uv sync --inexact` keeps it; to make it part of the project:"
+        f" {installer.command_line(['uv', 'add', *words])}"
+    )
 
 
 def _add_extras(call: Call, tool: Installer, distribution: str) -> str:

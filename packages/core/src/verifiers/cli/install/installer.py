@@ -131,13 +131,15 @@ class Installer:
 
 
 def find_installer() -> Installer:
-    """uv, else pip. *Raises* ``ConfigError`` when there is neither."""
-    if shutil.which("uv"):
-        return Installer(("uv", "pip", "install", "--python", sys.executable), is_uv=True)
+    """uv, on the path or as a module of this Python, else pip. *Raises* ``ConfigError`` when there
+    is none."""
+    uv = ["uv"] if shutil.which("uv") else [sys.executable, "-m", "uv"]
+    if len(uv) == 1 or importlib.util.find_spec("uv"):
+        return Installer((*uv, "pip", "install", "--python", sys.executable), is_uv=True)
     if importlib.util.find_spec("pip"):
         return Installer((sys.executable, "-m", "pip", "install"), is_uv=False)
     raise ConfigError(
-        f"neither uv (on the path) nor pip (in {sys.executable}) is available; install one of them"
+        f"neither uv (on the path, or in {sys.executable}) nor pip is available; install one of them"
     )
 
 
