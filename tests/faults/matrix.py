@@ -1407,6 +1407,7 @@ ROWS: dict[int, Row] = {
                 "a_call_that_is_given_up_closes_its_connection_and_says_so",
                 "an_answer_that_a_child_process_botches_costs_one_rollout",
                 "a_call_that_ends_its_server_fails_alone",
+                "a_result_that_is_none_is_the_servers_fault_and_not_the_models",
                 "nothing_is_asked_but_calls_and_nothing_after_the_run",
             ),
             *_in("core/runtime/test_http_clients", "an_answer_that_nobody_asked_for_is_nobodys"),

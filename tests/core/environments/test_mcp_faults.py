@@ -467,3 +467,31 @@ def test_a_child_process_that_hangs_in_one_call_is_ended(monkeypatch, tmp_path, 
         for pid in (tmp_path / "starts").read_text().split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "text",
+        None,
+        ["x"],
+        [{"type": "text"}],
+        [{"type": "text", "text": 5}],
+        [{"type": "hologram"}],
+    ],
+    ids=str,
+)
+def test_a_result_that_is_none_is_the_servers_fault_and_not_the_models(content):
+    """It was told to the model as an error of its call, and the rollout was scored."""
+
+    def answer(message, headers):
+        is_bad = message["method"] == "tools/call" and message["params"]["arguments"]["x"] == "q0"
+        return result(message, content=content) if is_bad else None
+
+    with wire_server(answer) as server, mcp_env(server.url, n=2) as env:
+        results = evaluate(env, work)
+    assert errors(results) == {0: "InfraError"}
+    said = results.outputs[0].error.message
+    assert "it answered with what is no result of a tool (content" in said
+    assert math.isnan(results.outputs[0].reward)
+    assert told(results.outputs[1]) == ["done"]

@@ -3,8 +3,8 @@
 A server on loopback is never reached through a proxy, whatever the variables of the process say:
 the proxy would be asked for itself, and would get the key. A redirect is not followed with a key
 that belongs to another address. A connection on which anything came without a request is not used
-again: it would be the answer to the next request. A certificate that is not accepted is no reason to start a server:
-`tls_fault` says what is. The clients of vendors' own packages are not ours.
+again: it would be the answer to the next request. A certificate that is not accepted is no reason
+to start a server: `tls_fault` says what mends it. The clients of vendors' own packages are not ours.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import importlib_metadata
@@ -47,7 +46,7 @@ def conflict(package: Distribution, installed: Iterable[Distribution]) -> str | 
     brings = f"{package.name} {package.version} brings"
     files, ids, commands = _files(package), set(_environments(package)), _commands(package)
     modules = {_module(file).casefold(): _module(file) for file in files}  # as file systems may
-    unshared = {file for file in files if PurePosixPath(file).parts[0] not in SHARED}
+    unshared = {file for file in files if file.partition("/")[0] not in SHARED}
     for distribution in installed:
         about = headers(distribution)
         name = normalize_name(about.get("Name", ""))
@@ -157,7 +156,7 @@ def _recorded(distribution: Distribution) -> Iterator[str]:
 
 def _module(file: str) -> str:
     """The top-level module of a file in ``site-packages``; names of other files are no module's."""
-    return PurePosixPath(file).parts[0].split(".", 1)[0]
+    return file.partition("/")[0].split(".", 1)[0]
 
 
 def _is_confusable(name: str, similar: str) -> bool:

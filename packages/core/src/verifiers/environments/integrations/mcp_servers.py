@@ -378,6 +378,7 @@ class _Server:
     async def _call_once(self, tool: str, arguments: Mapping[str, object]) -> Any:
         """Call a tool. *Raises* Loss, which is ``ANSWERED`` when the server continues without it."""
         from mcp import MCPError
+        from pydantic import ValidationError
 
         connection = await self.connection()
         connection.num_calls += 1
@@ -395,6 +396,11 @@ class _Server:
             else:
                 self._leave(connection)
             raise loss from error
+        except ValidationError as error:  # of the server, and so none that the model could mend
+            fault = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, fault["loc"]))[:100]
+            why = f"it answered with what is no result of a tool ({place}: {fault['msg'][:200]})"
+            raise Loss(why, Stage.ANSWERED) from error
         except asyncio.CancelledError:
             if not self.spec.url and connection.check is None:
                 connection.check = asyncio.ensure_future(self._end_if_silent(connection, num_heard))
