@@ -16,7 +16,7 @@ import verifiers as vf
 from support.eval_command import TOY, end, install_toy, last_word, odd_only, start
 from support.warm_commands import run_vf_eval
 from verifiers.storage.sets import read_set, sets_below
-from verifiers.testing import FakeServer
+from verifiers.testing import Behaviour, FakeServer
 
 NUM_ROLLOUTS = 12 + 8 + 6
 """Of ``nightly``."""
@@ -450,6 +450,28 @@ def test_progress_counts_over_the_set(vf_eval, server, eval_folder):
     done = [event["all_done"] for event in events if event["event"] == "rollout"]
     assert done == list(range(1, NUM_ROLLOUTS + 1))
     assert {event["all_total"] for event in events if event["event"] == "rollout"} == {NUM_ROLLOUTS}
+
+
+def test_the_file_of_the_page_runs_against_a_server_that_limits_rates(vf_eval, eval_folder):
+    page = Path(__file__).parents[2] / "docs/evaluate/nightly.md"
+    (text,) = re.findall(r"<!-- file: nightly.toml -->\n```toml\n(.*?)```", page.read_text(), re.S)
+
+    def limited(hit):  # every seventh request is refused, whoever sends it
+        return Behaviour(status=429, headers={"retry-after": "0"}) if hit.index % 7 == 1 else None
+
+    with FakeServer(counted, limited, models=["my-model", "gpt-4.1-mini"]) as server:
+        (eval_folder / "nightly.toml").write_text(
+            text.replace("http://127.0.0.1:8000/v1", server.url)
+        )
+        ran = vf_eval("nightly.toml", "--set", "2026-11-28", "--json")
+        assert ran.code == 0, ran.err
+        refused = sum(hit.index % 7 == 1 for hit in server.hits)
+        assert refused > 3
+        counts = [(run["num_rollouts"], run["num_errors"]) for run in ran.json["runs"]]
+        assert counts == [(8, 0)] * 4
+        num_sent = server.count
+        again = vf_eval("nightly.toml", "--set", "2026-11-28", "--json")
+        assert (again.code, server.count) == (0, num_sent)
 
 
 def test_the_file_of_a_set_holds_no_secret(vf_eval, server, eval_folder):

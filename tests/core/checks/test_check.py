@@ -722,3 +722,77 @@ def test_a_failure_outside_the_environment_fails_the_rollout_and_the_models_own_
     assert "key was refused" in finding(check(Talk, client=refused), "rollout-fails").message
     assert "NotScorable" in finding(check(fails(NotScorable("away"))), "rollout-fails").message
     assert check(fails(vf.ToolCallError("the model called nonsense"))).ok
+
+
+# --- the rows of both sets ------------------------------------------------------------------------
+
+FAULTY = [
+    *[{"question": "Twice?", "answer": "x"}] * 2,
+    {"question": "Both?", "answer": "a"},
+    {"question": "Both?", "answer": "b"},
+    {"question": "Nothing?", "answer": ""},
+    {"question": " ", "answer": "q"},
+]
+SOUND = [{"question": f"Question {n}?", "answer": f"A{n}"} for n in range(60)]
+
+
+@pytest.mark.parametrize("which", ["training", "evaluation"])
+def test_faults_of_rows_are_found_in_either_set(which):
+    def same(completion, answer):
+        return float(completion[-1]["content"].strip() == answer)
+
+    sets = {"training": SOUND[:30], "evaluation": SOUND[30:]}
+    sets[which] = [*sets[which], *FAULTY]
+    env = vf.SingleTurnEnv(
+        dataset=sets["training"], eval_dataset=sets["evaluation"], rubric=vf.Rubric([same])
+    )
+    audit = vf.audit_environment(env, search_steps=0, n=4)
+    places = {finding.code: finding.place for finding in (*audit.errors, *audit.warnings)}
+    codes = (
+        "rows-contradict-each-other",
+        "rows-are-repeated",
+        "question-is-empty",
+        "answer-is-empty",
+    )
+    assert places == dict.fromkeys(codes, f"the {which} set")
+    assert [finding.code for finding in audit.errors] == ["rows-contradict-each-other"]
+    check = vf.check_environment(env)
+    (missing,) = [f for f in check.warnings if f.code == "no-answer-although-a-function-wants-it"]
+    assert missing.place == f"the {which} set"
+
+
+def test_negative_control_sound_sets_have_no_finding():
+    def same(completion, answer):
+        return float(completion[-1]["content"].strip() == answer)
+
+    env = vf.SingleTurnEnv(dataset=SOUND[:30], eval_dataset=SOUND[30:], rubric=vf.Rubric([same]))
+    audit = vf.audit_environment(env, search_steps=0, n=4)
+    assert (audit.errors, audit.warnings) == ((), ())
+
+
+def test_a_guess_that_is_paid_where_it_is_right_alone_is_no_error():
+    """Half of the answers are the same: "always yes" is paid, and never wrongly."""
+
+    def same(completion, answer):
+        return 0.9 * float(completion[-1]["content"].strip() == answer)
+
+    rows = [
+        {"question": f"Question {n}?", "answer": "yes" if n % 2 else f"A{n}"} for n in range(40)
+    ]
+    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([same]))
+    audit = vf.audit_environment(env, search_steps=0)
+    assert "non-solution-is-paid-partly" not in [f.code for f in (*audit.errors, *audit.warnings)]
+    (guess,) = [paid for paid in audit.non_solutions if paid.name == "the most frequent answer"]
+    assert guess.reward > 0.2
+    assert (guess.share_wrong_paid, guess.unearned) == (0, 0)
+
+
+def test_negative_control_a_reward_for_every_wrong_reply_is_one():
+    def generous(completion, answer):
+        return 0.9 if completion[-1]["content"].strip() == answer else 0.4
+
+    rows = [{"question": f"Question {n}?", "answer": f"A{n}"} for n in range(40)]
+    audit = vf.audit_environment(
+        vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([generous])), search_steps=0, n=4
+    )
+    assert "non-solution-is-paid-partly" in [finding.code for finding in audit.errors]

@@ -60,8 +60,10 @@ def check_data(env: Environment, findings: Findings, n: int, seed: int) -> Data:
     if len(findings.errors) == num_errors:
         _check_repeatable(env, findings, n, seed)
     data = Data(train, held_out, is_repeatable=len(findings.errors) == num_errors)
-    _check_prompts(env, data.examples, findings)
-    _check_answers(env, data.examples, findings)
+    for examples, which in ((train, "the training set"), (held_out, "the evaluation set")):
+        if examples:
+            _check_prompts(env, examples, findings, which)
+            _check_answers(env, examples, findings, which)
     return data
 
 
@@ -208,7 +210,9 @@ def _check_repeatable(env: Environment, findings: Findings, n: int, seed: int) -
         )
 
 
-def _check_prompts(env: Environment, examples: Sequence[Example], findings: Findings) -> None:
+def _check_prompts(
+    env: Environment, examples: Sequence[Example], findings: Findings, which: str
+) -> None:
     prompts = [example.row["prompt"] for example in examples]
     if env.max_seq_len is not None:
         sizes = [sum(map(len, _texts(prompt))) // CHARS_PER_TOKEN for prompt in prompts]
@@ -218,7 +222,7 @@ def _check_prompts(env: Environment, examples: Sequence[Example], findings: Find
                 f"{len(long)} of {len(prompts)} prompts have more than"
                 f" max_seq_len={env.max_seq_len} tokens (the longest about {max(long)}, at"
                 f" {CHARS_PER_TOKEN} characters a token)",
-                "the dataset",
+                which,
                 "raise max_seq_len, or leave these rows out: their rollouts end without a"
                 " completion",
             )
@@ -230,7 +234,7 @@ def _check_prompts(env: Environment, examples: Sequence[Example], findings: Find
                 "system-prompt-given-twice",
                 f"{len(twice)} of {len(prompts)} prompts contain a system prompt, and the"
                 " environment has one too",
-                "the dataset",
+                which,
                 "remove it from the rows or from the environment: a row's system prompt replaces"
                 " the environment's",
             )
@@ -246,7 +250,9 @@ def _texts(prompt: Messages) -> list[str]:
     return [prompt] if isinstance(prompt, str) else [message_text(message) for message in prompt]
 
 
-def _check_answers(env: Environment, examples: Sequence[Example], findings: Findings) -> None:
+def _check_answers(
+    env: Environment, examples: Sequence[Example], findings: Findings, which: str
+) -> None:
     functions = [f.name for f in env.rubric.functions if {"answer", "answers"} & set(f.required)]
     without = sum(example.row["answer"] == "" for example in examples)
     if functions and without:
@@ -254,7 +260,7 @@ def _check_answers(env: Environment, examples: Sequence[Example], findings: Find
             "no-answer-although-a-function-wants-it",
             f"{without} of {len(examples)} rows have no answer, and {', '.join(functions)}"
             " requires it",
-            "the dataset",
+            which,
             "fill the column 'answer', or name the column: answer_key='…'",
         )
 

@@ -112,6 +112,8 @@ def answer_table(library: Library) -> dict[str, Callable[[Mapping[str, str]], An
     """Name of a request -> handler, which takes the query parameters."""
     return {
         "compare": lambda q: library.compare([run for run in q.get("runs", "").split("\n") if run]),
+        "sets": lambda q: library.sets(),
+        "set": lambda q: library.set(q.get("set", "")),
         "version": lambda q: library.version(q.get("run")),
         "runs": lambda q: library.runs(
             first := int(q.get("first", "0")), LIST_S if first else 0.0, q.get("generation", "")

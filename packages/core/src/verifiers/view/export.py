@@ -119,6 +119,7 @@ def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
     public = [_without_path(run) for run in runs["runs"]]
     yield "runs", {**runs, "folders": [], "runs": public, "copy": True}
     yield from _comparisons(library, runs["runs"])
+    yield from _sets(library)
     for index, described in enumerate(runs["runs"]):
         try:
             yield from _answers_of(library, described["id"], index)
@@ -153,6 +154,14 @@ def _comparisons(
         for a, b in itertools.permutations(indexes[:MAX_COMPARED], 2):
             with contextlib.suppress(OSError, ConfigError, JournalError, *DAMAGE):
                 yield f"compare-{a}-{b}", library.compare([runs[a]["id"], runs[b]["id"]])
+
+
+def _sets(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The list of the sets of runs, and each of them."""
+    found = library.sets()
+    yield "sets", found
+    for index, summary in enumerate(found["sets"]):
+        yield f"set-{index}", library.set(summary["id"])
 
 
 def _progress(library: Library, name: str) -> str:

@@ -26,7 +26,7 @@ from verifiers.results.sets import partners_within
 from verifiers.results.statistics import known_values
 from verifiers.results.stored import StoredOutputs
 from verifiers.storage.proof import proof_of, read_proof
-from verifiers.view import describe, rollout
+from verifiers.view import describe, rollout, sets
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Catalog
 from verifiers.view.curves import Curves
 from verifiers.view.listing import Listing
@@ -226,16 +226,37 @@ class Library:
 
         Raises ``ConfigError`` for fewer than two runs.
         """
-        indexes = {run_id: self._index(run_id, None) for run_id in run_ids}
-        for index in indexes.values():
-            index.read()
-        by_hash = all(key is not None for i in indexes.values() for key in i.columns["key"])
-        runs = [self._measured(run_id, indexes[run_id], by_hash) for run_id in run_ids]
+        runs = self.measured(run_ids)
         pairs = partners_within(runs)
         compared = compare_runs(runs, pairs=pairs or None).to_dict()
         paired = {run.name for pair in pairs or zip(runs) for run in pair}
         alone = [run.name for run in runs if run.name not in paired]
         return compared | {"without_partner": alone}
+
+    def sets(self) -> dict[str, Any]:
+        """A summary of every set of runs, the newest first."""
+        found = sets.sets_of(self.catalog.sources())
+        summaries = (sets.summary_of(set_id, run_set) for set_id, (run_set, _) in found.items())
+        return {"sets": list(summaries)}
+
+    def set(self, set_id: str) -> dict[str, Any]:
+        """A set as a table, and its change against the newest complete set before it, as of
+        ``sets.table_of``. Raises ``LookupError``."""
+        found = sets.sets_of(self.catalog.sources())
+        return sets.table_of(
+            set_id,
+            found,
+            lambda run_id: self.listing.entry(self.catalog.get(run_id)),
+            self.measured,
+        )
+
+    def measured(self, run_ids: Sequence[str]) -> list[Measured]:
+        """The rewards of evaluations, for comparing them."""
+        indexes = {run_id: self._index(run_id, None) for run_id in run_ids}
+        for index in indexes.values():
+            index.read()
+        by_hash = all(key is not None for i in indexes.values() for key in i.columns["key"])
+        return [self._measured(run_id, indexes[run_id], by_hash) for run_id in run_ids]
 
     def labels(self, run_id: str) -> dict[str, Any]:
         """Row number -> a person's label of an evaluation's rollouts, and how far the reward agrees

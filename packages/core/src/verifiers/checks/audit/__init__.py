@@ -35,7 +35,7 @@ from verifiers.checks.audit.answers import (
 from verifiers.checks.audit.panel import CHANGES, Answers, NonSolution, hedges, panel
 from verifiers.checks.audit.playing import Player, Policy, Trial, Turn
 from verifiers.checks.audit.report import NOT_REPEATABLE, AuditReport, Paid, RowProfile
-from verifiers.checks.audit.rows import MIN_ROWS, check_rows
+from verifiers.checks.audit.rows import check_rows
 from verifiers.checks.audit.search import climb
 from verifiers.checks.data import readable
 from verifiers.checks.loading import load
@@ -321,6 +321,8 @@ class _Subject:
         wrong = [trial for trial in trials if not self._solves(policy, trial)]
         share = sum(map(self._is_paid, wrong)) / len(wrong) if wrong else math.nan
         paid = self._as_paid(policy, trials, share, is_task=len(wrong) <= len(trials) / 2)
+        unearned = sum(known_values(trial.reward for trial in wrong)) / len(trials)
+        paid = replace(paid, unearned=unearned)
         self.audit_of.paid.append(paid)
         return paid
 
@@ -454,7 +456,7 @@ class _Subject:
         often = [paid for paid in played if paid.share_wrong_paid >= MANY_ROWS]
         full = [paid for paid in often if paid.family != "odd form"]
         odd = [paid for paid in often if paid.family == "odd form"]
-        partly = [p for p in played if p.is_policy and self._unearned(p) >= PARTLY * self.right]
+        partly = [p for p in played if p.is_policy and p.unearned >= PARTLY * self.right]
         if full:
             self._report_paid(full)
         elif partly:
@@ -467,13 +469,6 @@ class _Subject:
                 self.location,
                 "compare the final answer strictly, or say in the README that these forms count",
             )
-
-    def _unearned(self, paid: Paid) -> float:
-        """The mean reward of a non-solution. Of few rows any constant that answers one is a large
-        share, so what right answers earned there is left out."""
-        if paid.num_rows >= MIN_ROWS or paid.share_wrong_paid > 0 or math.isnan(paid.success):
-            return paid.reward
-        return paid.reward - paid.success * self.right
 
     def _report_paid(self, full: Sequence[Paid]) -> None:
         most = max(full, key=lambda paid: (paid.share_wrong_paid, paid.reward))
@@ -489,15 +484,15 @@ class _Subject:
         )
 
     def _report_partly(self, partly: Sequence[Paid], metric: str | None) -> None:
-        most = max(partly, key=lambda paid: paid.reward)
+        most = max(partly, key=lambda paid: paid.unearned)
         report, advice = self.findings.warn, "read the reward against this line"
         if metric is None:
             report = self.findings.error
             advice += ", and name a strict success metric beside it: vf.Rubric(…, success=…)"
         report(
             "non-solution-is-paid-partly",
-            f"{most.name} earns {most.reward:.3g} of {self.right:g} on average without solving the"
-            f" task; it replied {most.sample}",
+            f"{most.name} earns {most.unearned:.3g} of {self.right:g} on average without solving"
+            f" the task; it replied {most.sample}",
             self.location,
             advice,
         )

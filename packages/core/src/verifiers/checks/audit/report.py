@@ -34,6 +34,8 @@ class Paid:
     """It is the right answer in at least half of the rows: the task itself, and no non-solution."""
     sample: str = ""
     """One of its replies, cut."""
+    unearned: float = math.nan
+    """Its mean reward, without what it earned where it was the right answer."""
 
     @property
     def is_policy(self) -> bool:

@@ -26,15 +26,21 @@ _SAYS_THE_ANSWER = r"\b(?:answer|solution|result|key|gold|label|target|expected)
 def check_rows(
     env: Environment, train: Sequence[Example], held_out: Sequence[Example], findings: Findings
 ) -> None:
-    """Report what needs no rollout."""
-    rows = train or held_out
-    if len(rows) < MIN_ROWS:
-        findings.note(f"{len(rows)} rows: answers and repetitions were not compared")
-        return
-    _check_leaks(rows, findings)
+    """Report what needs no rollout, of both sets."""
     is_single = env.max_turns == 1 and not env.tool_defs
-    _check_repeats(rows, findings, is_single)
+    for rows, which in ((train, "the training set"), (held_out, "the evaluation set")):
+        if rows:
+            _check_set(rows, findings, is_single, which)
     _check_overlap(train, held_out, findings, is_single)
+
+
+def _check_set(rows: Sequence[Example], findings: Findings, is_single: bool, which: str) -> None:
+    _check_questions(rows, findings, which)
+    if len(rows) < MIN_ROWS:
+        findings.note(f"{len(rows)} rows of {which}: answers and repetitions were not compared")
+        return
+    _check_leaks(rows, findings, which)
+    _check_repeats(rows, findings, is_single, which)
     share = Answers.of(rows).share
     if is_single and share >= GUESSABLE:
         report = findings.error if share >= GUESSED else findings.warn
@@ -42,19 +48,40 @@ def check_rows(
             "answer-is-guessable",
             f"always the same reply is right in {share:.0%} of the rows:"
             f" {Answers.of(rows).texts[0][:60]!r}",
-            "the dataset",
+            which,
             "balance the answers, or ask for something that cannot be guessed",
         )
 
 
-def _check_leaks(rows: Sequence[Example], findings: Findings) -> None:
+def _check_questions(rows: Sequence[Example], findings: Findings, which: str) -> None:
+    """Empty questions, and answers that only some rows lack."""
+    blank = [example for example in rows if not question_of(example).strip()]
+    if blank:
+        findings.warn(
+            "question-is-empty",
+            f"{len(blank)} of {len(rows)} rows ask nothing (first: example {blank[0].example_id})",
+            which,
+            "remove them, or fill the column 'question' or 'prompt'",
+        )
+    without = [example for example in rows if not answer_text(example).strip()]
+    if without and len(without) < len(rows):
+        findings.warn(
+            "answer-is-empty",
+            f"{len(without)} of {len(rows)} rows have no answer (first: example"
+            f" {without[0].example_id}), and the others have one",
+            which,
+            "remove them, or fill the column 'answer': no reply to them can be right",
+        )
+
+
+def _check_leaks(rows: Sequence[Example], findings: Findings, which: str) -> None:
     leaking = [example for example in rows if _leak(example)]
     if len(leaking) >= LEAK_SHARE * len(rows):
         findings.error(
             "answer-in-the-prompt",
             f"{len(leaking)} of {len(rows)} prompts give their answer away: {_leak(leaking[0])!r}"
             f" (example {leaking[0].example_id})",
-            "the dataset",
+            which,
             "keep the answer in the column 'answer', out of the prompt and of what the environment"
             " says",
         )
@@ -103,7 +130,9 @@ def _row_key(example: Example, is_single: bool) -> str:
     )
 
 
-def _check_repeats(rows: Sequence[Example], findings: Findings, is_single: bool) -> None:
+def _check_repeats(
+    rows: Sequence[Example], findings: Findings, is_single: bool, which: str
+) -> None:
     by_prompt: dict[str, list[Example]] = defaultdict(list)
     for example in rows:
         by_prompt[_row_key(example, is_single)].append(example)
@@ -115,15 +144,17 @@ def _check_repeats(rows: Sequence[Example], findings: Findings, is_single: bool)
             "rows-contradict-each-other",
             f"{len(contradicting)} prompts have rows with different answers: examples"
             f" {first.example_id} and {second.example_id} ask the same",
-            "the dataset",
+            which,
             "remove one of them, or accept both answers",
         )
-    elif repeated:
+    # those that contradict each other are no copies
+    repeated -= sum(len(group) - 1 for group in contradicting)
+    if repeated:
         report = findings.error if repeated >= REPEAT_SHARE * len(rows) else findings.warn
         report(
             "rows-are-repeated",
             f"{repeated} of {len(rows)} rows repeat an earlier one",
-            "the dataset",
+            which,
             "remove them: a repeated row counts once for each copy",
         )
 

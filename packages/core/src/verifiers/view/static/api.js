@@ -64,6 +64,12 @@ async function fromCopy(question, params) {
   if (question === "version") return { version: "copy" };
   const runs = await load("runs");
   if (question === "runs") return runs;
+  if (question === "sets") return load("sets");
+  if (question === "set") {
+    const place = (await load("sets")).sets.findIndex((one) => one.id === params.set);
+    if (place < 0) throw new Error(`there is no set of runs ${params.set} in this copy`);
+    return load(`set-${place}`);
+  }
   if (question === "compare") {
     const places = params.runs.split("\n").map((id) => runs.runs.findIndex((run) => run.id === id));
     return load(`compare-${places.join("-")}`);

@@ -8,6 +8,7 @@ import { keep, parsedAddress, problem, setting } from "./page.js";
 import { rolloutPage } from "./rollout_page.js";
 import { runPage } from "./run_page.js";
 import { runsPage } from "./runs_page.js";
+import { setPage, setsPage } from "./sets_page.js";
 import { trainingPage } from "./training_page.js";
 
 const bar = document.getElementById("bar");
@@ -22,6 +23,8 @@ function pageFor({ parts }) {
   if (kind === "run" && parts.length === 2) return runPage;
   if ((kind === "run" && [3, 5].includes(parts.length)) || (kind === "training" && [4, 6].includes(parts.length))) return rolloutPage;
   if (kind === "training" && parts.length === 2) return trainingPage;
+  if (kind === "sets" && parts.length === 1) return setsPage;
+  if (kind === "set" && parts.length === 2) return setPage;
   if (kind === "audit" && parts.length === 2) return auditPage;
   if (kind === "curves" && parts.length > 1) return curvesPage;
   if (kind === "compare" && parts.length === 3) return comparePage;

@@ -6,6 +6,7 @@ import { ago, bytes, count, duration, interval, isKnown, number } from "./format
 import { bySetting } from "./diff.js";
 import { address, chooser, follow, pageOf, remember, select, shownColumns, status } from "./page.js";
 import { sparkline } from "./plots.js";
+import { setsLink } from "./sets_page.js";
 import { leastRem, Table } from "./table.js";
 
 const MAX_VARYING = 3; // settings shown without being chosen, where the other columns leave room
@@ -68,7 +69,7 @@ export async function runsPage(main, { query }) {
   const controls = h("div", { class: "controls" }, search,
     select("Kind", [["", "evaluations and trainings"], ["evaluation", "evaluations"], ["training", "trainings"]], view.kind, (kind) => set({ kind })),
     select("Status", [["", "any status"], ["running", "running"], ["finished", "finished"], ["interrupted", "interrupted"], ["failed", "failed"], ["damaged", "damaged"], ["ended", "ended"]], view.status, (value) => set({ status: value })),
-    compare, columnMenu, summary);
+    compare, setsLink(), columnMenu, summary);
 
   function progress(run) {
     if (!isKnown(run.rollouts)) return "–";
