@@ -158,9 +158,9 @@ def _comparisons(
 
 def _sets(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The list of the sets of runs, and each of them."""
-    found = library.sets()
-    yield "sets", found
-    for index, summary in enumerate(found["sets"]):
+    listed = library.sets()
+    yield "sets", listed
+    for index, summary in enumerate(listed["sets"]):
         yield f"set-{index}", library.set(summary["id"])
 
 

@@ -235,17 +235,19 @@ class Library:
 
     def sets(self) -> dict[str, Any]:
         """A summary of every set of runs, the newest first."""
-        found = sets.sets_of(self.catalog.sources())
-        summaries = (sets.summary_of(set_id, run_set) for set_id, (run_set, _) in found.items())
+        known_sets = sets.sets_of(self.catalog.sources())
+        summaries = (
+            sets.summary_of(set_id, run_set) for set_id, (run_set, _) in known_sets.items()
+        )
         return {"sets": list(summaries)}
 
     def set(self, set_id: str) -> dict[str, Any]:
         """A set as a table, and its change against the newest complete set before it, as of
         ``sets.table_of``. Raises ``LookupError``."""
-        found = sets.sets_of(self.catalog.sources())
+        known_sets = sets.sets_of(self.catalog.sources())
         return sets.table_of(
             set_id,
-            found,
+            known_sets,
             lambda run_id: self.listing.entry(self.catalog.get(run_id)),
             self.measured,
         )

@@ -22,7 +22,7 @@ def sets_of(sources: Mapping[str, Source]) -> dict[str, tuple[RunSet, dict[str, 
     """Id -> (set, path of a run in the set -> id of the run), of sets with a run among
     ``sources``; the newest first."""
     by_folder: dict[str, RunSet | None] = {}
-    found: dict[str, tuple[RunSet, dict[str, str]]] = {}
+    sets: dict[str, tuple[RunSet, dict[str, str]]] = {}
     for source in sources.values():
         if source.kind != EVALUATION or len(source.folder.parts) < 4:
             continue
@@ -37,8 +37,8 @@ def sets_of(sources: Mapping[str, Source]) -> dict[str, tuple[RunSet, dict[str, 
             continue
         prefix = source.id.removesuffix(f"/{path}")
         set_id = run_set.label if prefix == source.id else prefix
-        found.setdefault(set_id, (run_set, {}))[1][path] = source.id
-    newest_first = sorted(found.items(), key=lambda item: item[1][0].created, reverse=True)
+        sets.setdefault(set_id, (run_set, {}))[1][path] = source.id
+    newest_first = sorted(sets.items(), key=lambda item: item[1][0].created, reverse=True)
     return dict(newest_first)
 
 
@@ -76,7 +76,8 @@ def table_of(
     baseline = next(
         (pair for pair in sets.values() if before is not None and pair[0].path == before.path), None
     )
-    changes, without_partner = {}, []
+    changes: dict[str, dict[str, Any]] = {}
+    without_partner: list[str] = []
     problem = ""
     if baseline is not None:
         try:
@@ -112,9 +113,9 @@ def _changes(
     """(id of a run -> its difference to its partner in the set before, ids without one)."""
     runs = measure([*before.values(), *after.values()])
     compared = compare_sets(runs[: len(before)], runs[len(before) :])
-    found: dict[str, dict[str, Any]] = {}
+    changes: dict[str, dict[str, Any]] = {}
     for difference in compared.differences:
-        found[difference.run] = {
+        changes[difference.run] = {
             "baseline": difference.baseline,
             "difference": difference.difference,
             "stderr": difference.stderr,
@@ -122,8 +123,8 @@ def _changes(
             "sentence": difference.sentence(),
         }
     for refused in compared.refused:
-        found[refused.run] = {"baseline": refused.baseline, "sentence": refused.sentence()}
-    return found, [run.name for alone in compared.without_partner for run in alone]
+        changes[refused.run] = {"baseline": refused.baseline, "sentence": refused.sentence()}
+    return changes, [run.name for alone in compared.without_partner for run in alone]
 
 
 def _labels(names: Sequence[str], runs: Sequence[SetRun], settings: Sequence[str]) -> list[str]:
