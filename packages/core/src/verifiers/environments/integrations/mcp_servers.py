@@ -398,8 +398,8 @@ class _Server:
             raise loss from error
         except ValidationError as error:  # of the server, and so none that the model could mend
             fault = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(map(str, fault["loc"]))[:100]
-            why = f"it answered with what is no result of a tool ({place}: {fault['msg'][:200]})"
+            member = ".".join(map(str, fault["loc"]))[:100]
+            why = f"it answered with what is no result of a tool ({member}: {fault['msg'][:200]})"
             raise Loss(why, Stage.ANSWERED) from error
         except asyncio.CancelledError:
             if not self.spec.url and connection.check is None:
