@@ -358,6 +358,24 @@ def seven_billion(tmp_path):
     return ["--model", str(folder), "--env.id", "reverse-text", "--plan"]
 
 
+def test_a_run_that_goes_on_with_an_adapter_is_planned_by_its_base(seven_billion, tmp_path):
+    words = seven_billion[:-1]
+    rank = ["--trainer.args.use_lora", "true", "--trainer.args.lora_rank", "4"]
+    folder = tmp_path / "checkpoint-20"
+    folder.mkdir()
+    described = {"base_model_name_or_path": words[1], "r": 4}
+    (folder / "adapter_config.json").write_text(json.dumps(described))
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    goes_on = capacity_plan(["--model", str(folder), *words[2:]], "A100")
+    assert goes_on.run.rank == 4
+    assert goes_on.memory == capacity_plan([*words, *rank], "A100").memory
+    merged = ["--model", str(folder), *words[2:], "--trainer.args.merge_adapter", "true"]
+    full = ["--trainer.args.use_lora", "false"]
+    assert capacity_plan([*merged, *full], "A100").memory == (
+        capacity_plan([*words, *full], "A100").memory
+    )
+
+
 def in_gigabytes(plan) -> list[float]:
     return [sum(parts.values()) / 1e9 for parts in plan.memory.values()]
 

@@ -36,6 +36,7 @@ from verifiers_trainer.cli.throughput import (
 )
 from verifiers_trainer.distributed.devices import DATA_SHEETS, sheet_of
 from verifiers_trainer.policy import builtin_models
+from verifiers_trainer.policy.adapter_files import adapter_folder, read_adapter
 from verifiers_trainer.policy.sizes import Architecture
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 from verifiers_trainer.settings import recipes
@@ -150,7 +151,7 @@ def capacity_plan(
     settings, more = read_settings(assignments)
     raise_together([*problems, *more])
     values, device = _values(settings), device or CPU
-    model = architecture(settings.model)
+    model = architecture(_base_of(settings.model, values))
     inputs = _inputs(settings, values, model, device, run, overrides)
     numbers = {name: item.value for name, item in inputs.items()}
     planned = PlannedRun(model, values, numbers, settings.server_args, device != CPU)
@@ -510,6 +511,18 @@ def _batches(rows: Sequence[dict[str, Any]]) -> list[_MeasuredBatch]:
 
 
 # --- the model ------------------------------------------------------------------------------------
+
+
+def _base_of(name: str, values: dict[str, Any]) -> str:
+    """The base of a saved adapter that the run goes on with, whose rank becomes that of ``values``;
+    of any other model itself."""
+    folder = adapter_folder(name)
+    if folder is None:
+        return name
+    described = read_adapter(folder)
+    if not values["merge_adapter"]:
+        values |= {"use_lora": True, "lora_rank": described.get("r") or values["lora_rank"]}
+    return str(described["base_model_name_or_path"])
 
 
 def architecture(name: str) -> Architecture:

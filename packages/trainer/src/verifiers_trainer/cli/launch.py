@@ -237,10 +237,10 @@ def server_words(plan: Plan, port: int, decision: Decision) -> list[str]:
 def served_name(model: str) -> str:
     """Return a name that a server can load: the folder of a builtin model stored as files, the base
     of a saved adapter, else the name itself."""
-    from verifiers_trainer.policy import adapters, builtin_models
+    from verifiers_trainer.policy import adapter_files, builtin_models
 
-    if (folder := adapters.adapter_folder(model)) is not None:
-        model = adapters.read_adapter(folder)["base_model_name_or_path"]
+    if (folder := adapter_files.adapter_folder(model)) is not None:
+        model = adapter_files.read_adapter(folder)["base_model_name_or_path"]
     return str(builtin_models.smollm2_folder()) if model == builtin_models.SMOLLM2 else model
 
 

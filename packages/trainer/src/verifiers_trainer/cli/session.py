@@ -26,7 +26,7 @@ from verifiers_trainer.cli.display import quiet_libraries, show_logs
 from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, printed_settings, step_of
 from verifiers_trainer.cli.report import rank
 from verifiers_trainer.policy import checkpoint_files
-from verifiers_trainer.policy.adapters import adapter_folder
+from verifiers_trainer.policy.adapter_files import adapter_folder
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 from verifiers_trainer.run.progress import ProgressLine, closing_rows, draw, two_columns
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from verifiers.errors import ConfigError
 from verifiers.storage.files import replacing, share_modes
-from verifiers_trainer.policy import adapters
+from verifiers_trainer.policy import adapter_files, adapters
 from verifiers_trainer.policy.folder_client import model_folder
 from verifiers_trainer.policy.loading import get_model, get_tokenizer
 
@@ -39,9 +39,9 @@ def export(source: str, target: Path, *, merged: bool = False) -> Path:
     """
     folder = model_folder(source)
     with exporting(target) as new:
-        tokenizer = get_tokenizer(adapters.tokenizer_source(folder))
+        tokenizer = get_tokenizer(adapter_files.tokenizer_source(folder))
         model: Any
-        if adapters.adapter_folder(str(folder)) is None:
+        if adapter_files.adapter_folder(str(folder)) is None:
             model = get_model(str(folder), use_liger=False, model_kwargs=AS_SAVED)
         else:
             model = adapters.load_adapter(folder, use_liger=False, model_kwargs=AS_SAVED)

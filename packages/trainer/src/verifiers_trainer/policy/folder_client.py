@@ -151,7 +151,7 @@ def load_folder(folder: Path, dtype: str | None = None) -> tuple[Any, Any]:
     that of the files. *Raises* ``ConfigError``."""
     import torch
 
-    from verifiers_trainer.policy import adapters
+    from verifiers_trainer.policy import adapter_files, adapters
     from verifiers_trainer.policy.loading import get_model, get_tokenizer
 
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
@@ -161,7 +161,7 @@ def load_folder(folder: Path, dtype: str | None = None) -> tuple[Any, Any]:
         model = adapters.merge(adapters.load_adapter(folder, model_kwargs=kwargs))
     else:
         model = get_model(str(folder), model_kwargs=kwargs)
-    return model.to(device).eval(), get_tokenizer(adapters.tokenizer_source(folder))
+    return model.to(device).eval(), get_tokenizer(adapter_files.tokenizer_source(folder))
 
 
 def _matters(file: Path) -> bool:

@@ -30,7 +30,7 @@ from verifiers_trainer.distributed import deepspeed, fsdp
 from verifiers_trainer.engines.exact.history import require_exact_history
 from verifiers_trainer.engines.http.chat import BadRequest, Tokenizer
 from verifiers_trainer.engines.vllm.weights.export import EMBEDDINGS
-from verifiers_trainer.policy import adapters
+from verifiers_trainer.policy import adapter_files, adapters
 from verifiers_trainer.policy.checkpoint_files import reading
 from verifiers_trainer.policy.loading import get_model, get_tokenizer
 from verifiers_trainer.settings.config import RLConfig
@@ -53,9 +53,11 @@ def load(model: object, tokenizer: object, config: RLConfig) -> tuple[Any, Any]:
             raise ConfigError(
                 "the model has no name_or_path to load its tokenizer from: pass processing_class=…"
             )
-        folder = adapters.adapter_folder(name)
-        tokenizer = get_tokenizer(name if folder is None else adapters.tokenizer_source(folder))
-    if (folder := adapters.adapter_folder(model)) is not None:
+        folder = adapter_files.adapter_folder(name)
+        tokenizer = get_tokenizer(
+            name if folder is None else adapter_files.tokenizer_source(folder)
+        )
+    if (folder := adapter_files.adapter_folder(model)) is not None:
         model = adapters.start_from(folder, config)
     elif isinstance(model, str):
         model = get_model(model, use_liger=config.use_liger, model_kwargs=config.model_init_kwargs)
