@@ -132,7 +132,7 @@ def test_a_changed_file_is_refused_by_name_unless_it_is_accepted(folder, name):
 
 def test_without_the_hashes_both_versions_would_be_one_mean(folder, monkeypatch):
     """Negative control: the helper's function is no part of any constructor."""
-    monkeypatch.setattr("verifiers.runs.run.code_of", lambda env: {})
+    monkeypatch.setattr("verifiers.runs.description.code_of", lambda env: {})
     run(folder, num_examples=2)
     (folder / "helper.py").write_text(HELPER.replace("return ", "return 5 * "))
     assert sorted(run(folder)["reward"]) == [0.0, 0.0, 0.0, 1.0]

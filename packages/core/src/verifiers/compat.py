@@ -424,6 +424,7 @@ PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Times of a rollout, in seconds", TIMES),
     ("Metrics of older files", METRICS),
     ("Classes of environments in saved configurations", ENVIRONMENT_CLASSES),
+    ("Packages in the names of saved classes", SAVED_PACKAGES),
     ("Keys of an endpoint registry", ENDPOINT_KEYS),
     ("Forms that work as they are", UNCHANGED),
     ("Modules", {f"verifiers.{module}": homes for module, homes in MODULES.items()}),
