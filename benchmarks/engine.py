@@ -1,7 +1,7 @@
 """The embedded engine: tokens per second over its endpoint against padded ``generate``, and the
 wait of a pause.
 
-    python benchmarks/engine.py [--model smollm2] [--quick] [--pairs 5] [--store]
+    python benchmarks/engine.py [--model smollm2] [--at-once 16] [--quick] [--pairs 5] [--store]
 
 The same prompts by: ``generate`` of transformers over left-padded batches in the order of arrival,
 sampling included, without log-probs, HTTP or text; the engine in the modes padded and
@@ -13,6 +13,9 @@ deterministic, over HTTP with log-probs, token ids and versions, as in training.
 
 ``--vllm URL`` adds a running server of the same model in the same precision (``--threads`` sets
 ours; the CPU time of a server is not this process's, so its figure is of wall time).
+
+Models: a tiny one, SmolLM2-135M, and random ones of a million parameters whose layers carry a state:
+convolutions (``lfm2``), linear attention (``qwen3_next``), Mamba beside attention (``falcon_h1``).
 
 A figure is the CPU time of a mode over that of ``generate``: below 1 is faster. The pause is the
 wait of ``engine.pause()`` under the ragged load, twenty times a second; its 99th percentile is the
@@ -46,6 +49,7 @@ from _measure import (
     ratio,
     versions,
 )
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.policy.builtin_models import (
@@ -185,9 +189,47 @@ def p99(waits: list[float]) -> float:
     return sorted(waits)[int(0.99 * len(waits))]
 
 
+SHAPE = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+STATES: dict[str, dict[str, Any]] = {
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"], "block_ff_dim": 256},
+    "qwen3_next": {
+        "shared_expert_intermediate_size": 64,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        **EXPERTS,
+    },
+    "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16},
+}
+"""Model types whose layers carry a state, with what their configuration needs beside ``SHAPE``."""
+
+
+def load_model(name: str) -> tuple[Any, Any]:
+    """(model, tokenizer)."""
+    if name == "smollm2":
+        return load_smollm2()
+    tokenizer = build_tiny_tokenizer()
+    if name == "tiny":
+        return build_tiny_model(), tokenizer
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = AutoConfig.for_model(name, vocab_size=128, **SHAPE, **ends, **STATES[name])
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).eval(), tokenizer
+
+
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--model", choices=("tiny", "smollm2"), default="tiny")
+    parser.add_argument("--model", choices=("tiny", "smollm2", *STATES), default="tiny")
     parser.add_argument(
         "--requests", type=int, default=None, help="number of requests; 128, with --quick 8"
     )
@@ -214,9 +256,7 @@ def main() -> None:
     num_requests = args.requests or (8 if args.quick else 128)
     mean_tokens = args.tokens or (8 if args.quick else 64)
     report = Report("engine", args)
-    model, tokenizer = (
-        (build_tiny_model(), build_tiny_tokenizer()) if args.model == "tiny" else load_smollm2()
-    )
+    model, tokenizer = load_model(args.model)
     print(
         f"{args.model}: {versions('torch', 'transformers')}, {torch.get_num_threads()} threads,"
         f" {model.dtype}"

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from support.embedded import (
     ask,
@@ -24,6 +25,7 @@ from support.embedded import (
     serving,
     small_model,
 )
+from support.families import tiny_config
 from support.threads import no_new_thread
 from verifiers.errors import ConfigError, EndpointUnreachable
 from verifiers_trainer.engines.embedded import model_inputs
@@ -433,12 +435,10 @@ def test_the_modes_of_older_versions_are_padded(mode):
     )
 
 
-def test_recurrent_models_are_refused_with_the_alternative():
-    from transformers import MambaConfig, MambaForCausalLM
-
-    model = MambaForCausalLM(
-        MambaConfig(vocab_size=110, hidden_size=32, num_hidden_layers=1, state_size=4)
-    )
+@pytest.mark.parametrize("name", ["rwkv", "recurrent_gemma"])
+def test_a_state_that_is_not_in_a_cache_is_refused_with_the_alternative(name):
+    """One class returns its state beside the logits, the other keeps it in its modules."""
+    model = AutoModelForCausalLM.from_config(tiny_config(name))
     engine = EmbeddedEngine(model, build_tiny_tokenizer(), max_seq_len=64, concurrency=1)
     with pytest.raises(ConfigError, match="vLLM"):
         engine.start(30)

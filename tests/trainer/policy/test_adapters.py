@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import verifiers as vf
+from support.families import tiny_config
 from support.training import run, small_config, small_policy, small_trainer, toy_env
 from verifiers.errors import ConfigError
 from verifiers_trainer import RLTrainer
@@ -18,6 +19,7 @@ from verifiers_trainer.cli.launch import served_name
 from verifiers_trainer.policy import adapters
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.policy.folder_client import load_folder
+from verifiers_trainer.policy.preparation import lora_config
 
 IDS = torch.arange(1, 20).unsqueeze(0)
 TARGETS = [
@@ -269,3 +271,37 @@ def test_nothing_to_merge_is_refused(tmp_path):
 def test_a_server_is_started_with_the_base_of_an_adapter(saved):
     assert served_name(str(saved[0])) == base_of(saved[0])
     assert served_name("someone/a-model") == "someone/a-model"
+
+
+# --- what an adapter covers by default ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out", "covered"),
+    [
+        ("falcon_h1", {"out_proj"}, {"attention", "mixers", "MLP"}),
+        ("nemotron_h", {"out_proj"}, {"attention", "mixers"}),
+        ("mamba", {"out_proj", "x_proj", "dt_proj"}, {"mixers"}),
+        ("longcat_flash", {"classifier"}, {"experts"}),
+        ("gpt_oss", set(), {"attention", "none of the experts"}),
+        ("gpt2", set(), {"attention", "MLP"}),
+        ("gemma3n_text", set(), {"attention", "MLP"}),
+    ],
+)
+def test_the_default_layers_are_those_that_use_their_adapter(name, left_out, covered):
+    model = AutoModelForCausalLM.from_config(tiny_config(name))
+    adapted = get_peft_model(model, lora_config(vf.RLConfig(run_name="r"), model))
+    names = [part for part, layer in adapted.named_modules() if hasattr(layer, "lora_A")]
+    assert names
+    assert not left_out & {part.rpartition(".")[2] for part in names}
+    said = adapters.covered(adapted)
+    assert all(kind in said for kind in covered), said
+    adapted(IDS[:, :8]).logits.sum().backward()
+    unused = [n for n, p in adapted.named_parameters() if p.requires_grad and p.grad is None]
+    assert not unused or name == "gpt_oss" or "experts" in unused[0], unused
+
+
+def test_an_adapter_that_peft_refuses_is_a_sentence(tmp_path):
+    model = AutoModelForCausalLM.from_config(tiny_config("mamba2"))
+    with pytest.raises(ConfigError, match=r"peft refuses the adapter.*out_proj"):
+        small_trainer(tmp_path, model=model, peft_config=LoraConfig(target_modules=["out_proj"]))

@@ -8,12 +8,17 @@ An adapter's file names its base as an absolute folder or as a repository. A bas
 from __future__ import annotations
 
 import hashlib
+import inspect
 import logging
 import os
+import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from verifiers.errors import ConfigError
 from verifiers.storage.files import replacing, share_modes
@@ -137,6 +142,88 @@ def start_from(folder: Path, config: RLConfig) -> Any:
 def begins_trained(model: object) -> bool:
     """Whether the adapter of ``model`` was trained before the run."""
     return getattr(model, "begins_trained", False) is True
+
+
+# --- what a new adapter covers ---------------------------------------------------------------------
+
+
+def default_targets(model: nn.Module) -> str | list[str]:
+    """The layers of ``model`` that get an adapter by default: every linear layer but the head, and
+    none that computes without its adapter.
+
+    A Mamba layer gives the weight of its ``out_proj`` to a fused kernel, and others multiply by a
+    layer's weight: an adapter on such a layer would be trained and never used. peft refuses some
+    of them.
+    """
+    linear = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, (nn.Linear, Conv1D)) and layer is not _head(model)
+    }
+    bypassed = {name for name in linear if _is_bypassed(model, name)}
+    ends = {name: name.rpartition(".")[2] for name in linear}
+    # a number is the end of the name of any list's module
+    ambiguous = {ends[name] for name in bypassed} | {end for end in ends.values() if end.isdigit()}
+    if not ambiguous:
+        return "all-linear"
+    spelled = {name for name in linear if ends[name] in ambiguous} - bypassed
+    return sorted(spelled | set(ends.values()) - ambiguous)
+
+
+def _head(model: Any) -> nn.Module | None:
+    head: nn.Module | None = getattr(model, "get_output_embeddings", lambda: None)()
+    return head
+
+
+def _is_bypassed(model: nn.Module, name: str) -> bool:
+    """Whether the module that holds the layer ``name`` reads its weight, and not its dtype alone,
+    instead of calling it."""
+    parent, _, attribute = name.rpartition(".")
+    try:
+        source = inspect.getsource(type(model.get_submodule(parent)))
+    except (OSError, TypeError):  # a class without a source file
+        return False
+    read = rf"self\.{re.escape(attribute)}\.weight\b(?!\.(dtype|device|shape))"
+    return re.search(read, source) is not None
+
+
+_KINDS = {
+    "mixers": r"Mamba|DeltaNet|DeltaAttention|Linear_?Attention|LightningAttention|Conv(?!1D)|SSM"
+    r"|Recurrent|LSTM|Rwkv|Mixer",
+    "attention": r"Attention|Attn",
+    "experts": r"Expert|Moe(?!.*MLP)|MoE(?!.*MLP)|Router",
+    "MLP": r"MLP|Mlp|FeedForward|FFN|Dense",
+}
+"""Kind of a layer -> what the class of a module that holds it is named."""
+
+
+def covered(model: Any) -> str:
+    """What the adapter of ``model`` covers, by kind with the number of layers, and what of it has
+    none: ``12 layers of attention, 8 of mixers; none of experts``."""
+    base = model.get_base_model()
+    counts: Counter[str] = Counter()
+    for name, layer in base.named_modules():
+        if hasattr(layer, "lora_A") or hasattr(layer, "base_layer"):
+            counts[_kind(base, name)] += 1
+    listed = ", ".join(f"{count} of {kind}" for kind, count in counts.most_common())
+    listed = listed.replace(" of ", " layers of ", 1)
+    # fused experts are one parameter for all: no linear layer that an adapter could wrap
+    fused = any(
+        parameter.ndim == 3 and "expert" in name for name, parameter in base.named_parameters()
+    )
+    return f"{listed or 'no layer'}{'; none of the experts' * (fused and not counts['experts'])}"
+
+
+def _kind(base: nn.Module, name: str) -> str:
+    while name:
+        name = name.rpartition(".")[0]
+        if name.endswith("experts") or ".experts." in name:
+            return "experts"
+        owner = type(base.get_submodule(name)).__name__
+        for kind, pattern in _KINDS.items():
+            if re.search(pattern, owner):
+                return kind
+    return "other kinds"
 
 
 # --- merging --------------------------------------------------------------------------------------

@@ -580,9 +580,19 @@ def _outputs(
     if state.full_head:
         with precision_kept(lm.get_output_embeddings()):
             return _in_the_row(state.stock(lm)(**arguments).logits, layout), nn.Identity(), None
-    backbone = lm.base_model if lm.base_model is not lm else lm.get_decoder()
-    states = _in_the_row(backbone(**arguments).last_hidden_state, layout)
+    states = _in_the_row(_backbone(lm)(**arguments).last_hidden_state, layout)
     return states, lm.get_output_embeddings(), state.transform
+
+
+def _backbone(lm: PreTrainedModel) -> nn.Module:
+    """The part of ``lm`` before the head; some classes name none."""
+    from transformers.modeling_utils import PreTrainedModel
+
+    parts = [child for child in lm.children() if isinstance(child, PreTrainedModel)]
+    for part in (lm.base_model, lm.get_decoder(), *parts):
+        if part is not lm:
+            return part
+    raise ConfigError(f"{type(lm).__name__} has no part before its head that can be called")
 
 
 def _in_the_row(values: Tensor, layout: Layout) -> Tensor:

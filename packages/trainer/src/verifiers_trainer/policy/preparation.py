@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from transformers import AutoModelForCausalLM
 from transformers.configuration_utils import PreTrainedConfig
 
 from verifiers.checks.chat_template import check_increasing_context
@@ -30,7 +31,7 @@ from verifiers_trainer.distributed import deepspeed, fsdp
 from verifiers_trainer.engines.exact.history import require_exact_history
 from verifiers_trainer.engines.http.chat import BadRequest, Tokenizer
 from verifiers_trainer.engines.vllm.weights.export import EMBEDDINGS
-from verifiers_trainer.policy import adapter_files, adapters
+from verifiers_trainer.policy import adapter_files, adapters, builtin_models
 from verifiers_trainer.policy.checkpoint_files import reading
 from verifiers_trainer.policy.loading import get_model, get_tokenizer
 from verifiers_trainer.settings.config import RLConfig
@@ -286,10 +287,13 @@ def prepare(model: Any, config: RLConfig, peft_config: PeftConfig | None) -> Any
         from peft import get_peft_model
 
         torch.manual_seed(config.seed)
-        described = peft_config or config.lora_config or lora_config(config)
-        # a copy: the name of the base is written into it
-        model = get_peft_model(model, copy.copy(described))
+        described = peft_config or config.lora_config or lora_config(config, model)
+        try:  # a copy: the name of the base is written into it
+            model = get_peft_model(model, copy.copy(described))
+        except ValueError as error:
+            raise ConfigError(f"peft refuses the adapter: {error}") from error
         adapters.make_base_absolute(model)
+        log.info("the adapter covers %s", adapters.covered(model))
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             "no parameter of the model requires a gradient: load the adapter with is_trainable=True"
@@ -324,15 +328,15 @@ def has_packed_kernel(model: PreTrainedModel) -> bool:
     return "flash" in (getattr(model.config, "_attn_implementation", None) or "")
 
 
-def lora_config(config: RLConfig) -> Any:
-    """The LoRA configuration of the ``lora_*`` fields."""
+def lora_config(config: RLConfig, model: nn.Module) -> Any:
+    """The LoRA configuration of the ``lora_*`` fields for ``model``."""
     from peft import LoraConfig
 
     return LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
-        target_modules=config.lora_target_modules or "all-linear",
+        target_modules=config.lora_target_modules or adapters.default_targets(model),
         modules_to_save=config.lora_modules_to_save,
         use_rslora=config.lora_use_rslora,
         task_type="CAUSAL_LM",
@@ -455,6 +459,10 @@ def _load_all(model: nn.Module, folder: Path) -> tuple[list[str], list[str]]:
     if not files:
         raise FileNotFoundError("no model weights (model*.safetensors)")
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    if getattr(model, "_weight_conversions", None) and tensors.keys() - model.state_dict().keys():
+        # names in memory are not those of a checkpoint: experts are one parameter
+        whole = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **builtin_models.SAFE)
+        tensors = whole.state_dict()
     if fsdp.is_managed(model):
         missing, unexpected = fsdp.scatter(tensors, model.state_dict(keep_vars=True))
     else:

@@ -7,6 +7,7 @@ cache is restored and the whole pass is repeated: no pass mixes weights.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,15 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.engines.embedded.kv_cache import BatchCache
+from verifiers_trainer.engines.embedded.kv_cache import (
+    BatchCache,
+    cache_of,
+    has_states,
+    kinds_of_layers,
+)
 
 if TYPE_CHECKING:
-    from transformers.configuration_utils import PreTrainedConfig
     from transformers.modeling_utils import PreTrainedModel
-
-_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 class Interrupted(Exception):
@@ -36,8 +39,7 @@ class ForwardPass:
     the trainer's does. ``give_up`` is called before the parts of each layer; the pass raises
     Interrupted once it returns True.
 
-    Raises ConfigError for a model with recurrent or convolutional state, which a padded batch
-    cannot store.
+    Raises ConfigError for a model whose class has a cache that is not known here.
     """
 
     def __init__(
@@ -46,19 +48,28 @@ class ForwardPass:
         autocast_dtype: torch.dtype | None = None,
         give_up: Callable[[], bool] = lambda: False,
     ):
-        config = model.config.get_text_config()
-        layers = _kinds_of_layers(config)
-        if getattr(model, "_is_stateful", False) or not layers <= _ATTENTION_LAYERS:
-            kinds = ", ".join(sorted(layers - _ATTENTION_LAYERS)) or "recurrent"
+        new_cache = cache_of(model)
+        parameters = inspect.signature(type(model).forward).parameters
+        names = [name for name in ("past_key_values", "cache_params") if name in parameters]
+        if isinstance(new_cache, str) or not names:
+            kind = f"{new_cache} layers" if isinstance(new_cache, str) else "a state of its own"
             raise ConfigError(
-                f"the embedded engine cannot serve {type(model).__name__} ({kinds} layers); use a"
-                " vLLM server"
+                f"the embedded engine cannot serve {type(model).__name__} ({kind}); use a vLLM"
+                " server"
             )
+        self.new_cache = new_cache
+        """Makes an empty cache."""
+        self.has_states = has_states(model)
+        """Whether passes change states in place: they cannot be undone."""
+        self._cache_name = names[0]
+        self._takes_positions = "position_ids" in parameters
+        self.name = type(model).__name__
+        self.dtype: torch.dtype = autocast_dtype or next(model.parameters()).dtype
         self._model = model
         self._autocast_dtype = autocast_dtype
         # A 4D mask skips transformers' mask building in every step; it is equivalent for plain
         # attention only.
-        self._ready_mask = takes_ready_mask(model)
+        self.takes_ready_mask = takes_ready_mask(model)
         self._options = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
         if autocast_dtype is not None:
             keep_precision(model.get_output_embeddings())
@@ -104,11 +115,24 @@ class ForwardPass:
         if starts_B is not None:
             positions_BT = (columns_T - starts_B.unsqueeze(1)).clamp_(min=0)
             mask = self._mask(columns_T, past + width, starts_B)
+        # a pass over states is repeated on an empty cache, or not interrupted
+        was_interruptible = self.is_interruptible
+        self.is_interruptible = was_interruptible and not (self.has_states and past)
         try:
-            return self._logits(ids_BT, positions_BT, mask, cache, options)
+            logits_BTV = self._logits(ids_BT, positions_BT, mask, cache, options)
         except Interrupted:
             cache.truncate(past)
             raise
+        finally:
+            self.is_interruptible = was_interruptible
+        cache.length = past + width
+        return logits_BTV
+
+    def without_cache(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """Logits [B, T, V] of all columns ``ids_BT``, without padding, in one pass that stores
+        nothing."""
+        positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).unsqueeze(0)
+        return self._logits(ids_BT, positions_BT, None, None, {})
 
     def one_column(
         self, token_B: torch.Tensor, position_B: torch.Tensor, mask: torch.Tensor, cache: Cache
@@ -123,26 +147,26 @@ class ForwardPass:
         ids_BT: torch.Tensor,
         positions_BT: torch.Tensor,
         mask: torch.Tensor | None,
-        cache: Cache,
+        cache: Cache | None,
         options: dict[str, int],
     ) -> torch.Tensor:
+        arguments: dict[str, Any] = {"use_cache": cache is not None, **options}
+        if cache is not None:
+            arguments[self._cache_name] = cache
+        if self._takes_positions:
+            arguments["position_ids"] = positions_BT
         lower = self._autocast_dtype is not None
         # No cached casts: they must not outlive a weight update, nor be memory of a CUDA graph.
         with torch.autocast(ids_BT.device.type, self._autocast_dtype, lower, cache_enabled=False):
             logits_BTV: torch.Tensor = self._model(
-                input_ids=ids_BT,
-                attention_mask=mask,
-                position_ids=positions_BT,
-                past_key_values=cache,
-                use_cache=True,
-                **options,
+                input_ids=ids_BT, attention_mask=mask, **arguments
             ).logits
         return logits_BTV
 
     def _mask(self, columns_T: torch.Tensor, total: int, starts_B: torch.Tensor) -> torch.Tensor:
         keys_K = torch.arange(total, device=columns_T.device)
         valid_BK = keys_K >= starts_B.unsqueeze(1)
-        if not self._ready_mask:
+        if not self.takes_ready_mask:
             return valid_BK.to(torch.int64)
         if len(columns_T) == 1:
             return valid_BK[:, None, None, :]
@@ -170,17 +194,14 @@ def keep_precision(head: Any) -> None:
     head.forward = forward
 
 
-def _kinds_of_layers(config: PreTrainedConfig) -> set[str]:
-    return set(getattr(config, "layer_types", None) or ["full_attention"])
-
-
 def attends_to_everything(model: PreTrainedModel) -> bool:
     """Whether every layer has full attention, without a window or recurrent state."""
     config = model.config.get_text_config()
     sliding = getattr(config, "sliding_window", None) is not None and getattr(
         config, "use_sliding_window", True
     )
-    return _kinds_of_layers(config) == {"full_attention"} and not sliding
+    is_full = kinds_of_layers(config) == {"full_attention"} and not sliding
+    return is_full and not has_states(model)
 
 
 def takes_ready_mask(model: PreTrainedModel) -> bool:

@@ -14,8 +14,11 @@ A pause does not wait for a long forward pass: the pass is aborted between two l
 afterwards, at most ``_MAX_INTERRUPTIONS`` times in a row to guarantee progress. Sampling tokens
 needs no weights and no pause.
 
-Not supported: speculative decoding, prefixes kept from one prefill to the next, models with
-recurrent state.
+Rows of a model with states (linear attention, Mamba, convolutions) carry a copy of the state, which
+siblings get from their prompt. What its class does wrong with padding is measured at the start, and
+such rows are computed by length.
+
+Not supported: speculative decoding, prefixes kept from one prefill to the next.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +35,7 @@ import torch
 from verifiers.clients.serving import STOP_S
 from verifiers.errors import ModelUnavailable
 from verifiers_trainer.engines.embedded.batch import Batch
+from verifiers_trainer.engines.embedded.cache_checks import CacheAbilities, measured
 from verifiers_trainer.engines.embedded.gate import GateClosed, StepGate
 from verifiers_trainer.engines.embedded.inbox import Inbox
 from verifiers_trainer.engines.embedded.kv_cache import BatchCache
@@ -44,6 +48,9 @@ from verifiers_trainer.engines.requests import (
     OnFinished,
     PromptLogprobs,
 )
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +75,7 @@ class PaddedGenerator:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: PreTrainedModel,
         *,
         decode: Decode,
         version: Callable[[], int],
@@ -79,6 +86,9 @@ class PaddedGenerator:
     ):
         self._gate = StepGate()
         self._forward = ForwardPass(model, autocast_dtype, self._gives_up)
+        self._abilities, self._has_states = CacheAbilities(), self._forward.has_states
+        self._new_cache = self._forward.new_cache
+        self._vocabulary: int = model.config.get_text_config().vocab_size
         self._device = next(model.parameters()).device
         self._decode_text = decode
         self._version = version
@@ -91,10 +101,17 @@ class PaddedGenerator:
         self._thread: threading.Thread | None = None
 
     def start(self, on_finished: OnFinished, deadline_s: float) -> None:
-        """Measure the cache of a token with a forward pass, then serve."""
+        """Measure what the model's cache can do, and the memory of a token, then serve.
+
+        Raises ConfigError for a model that computes something else with a cache than without.
+        """
         self._on_finished = on_finished
         with torch.inference_mode():
-            cache = BatchCache()
+            if not self._forward.takes_ready_mask:
+                self._abilities = measured(self._forward, self._vocabulary, self._device)
+                if missing := self._abilities.missing:
+                    logger.info("%s: %s", self._forward.name, missing)
+            cache = self._new_cache()
             self._forward(torch.zeros(1, 1, dtype=torch.int64, device=self._device), cache, None)
             self._prepare(cache)
         self._thread = threading.Thread(target=self._run, name="vf-generate", daemon=True)
@@ -102,7 +119,7 @@ class PaddedGenerator:
 
     def _prepare(self, cache: BatchCache) -> None:
         """Plan the memory by the ``cache`` of a token."""
-        self._token_bytes = max(1, cache.bytes_per_token)
+        self._token_bytes, self._row_bytes = max(1, cache.bytes_per_token), cache.bytes_per_row
 
     def stop(self) -> None:
         self._gate.close()
@@ -149,6 +166,7 @@ class PaddedGenerator:
         """A function that decides for each request whether it may join now."""
         rows = self._living
         longest = self._batch.longest if self._batch is not None else 0
+        is_running = self._batch is not None
         prompts: set[bytes] = set()
         width = 0
 
@@ -157,7 +175,12 @@ class PaddedGenerator:
             new_longest = max(longest, request.max_length)
             new_width = max(width, len(request.prompt_ids))
             new_prompts = prompts | {request.prompt_ids.tobytes()}
-            if rows and (rows + 1) * new_longest * self._token_bytes > self._kv_bytes:
+            row_bytes = new_longest * self._token_bytes + self._row_bytes
+            if rows and (rows + 1) * row_bytes > self._kv_bytes:
+                return False
+            if not self._abilities.joins and (
+                is_running or width not in (0, len(request.prompt_ids))
+            ):
                 return False
             if prompts and len(new_prompts) * new_width > _PASSES_TO_JOIN * self._max_batch_tokens:
                 return False
@@ -245,7 +268,11 @@ class PaddedGenerator:
         part: list[GenerationRequest] = []
         prompts = 0
         for group in siblings.values():
-            if part and (prompts + 1) * len(group[0].prompt_ids) > self._max_batch_tokens:
+            width = len(group[0].prompt_ids)
+            is_full = (prompts + 1) * width > self._max_batch_tokens
+            if not self._abilities.pads and part:
+                is_full |= len(part[0].prompt_ids) != width
+            if part and is_full:
                 yield part
                 part, prompts = [], 0
             part, prompts = part + group, prompts + 1
@@ -262,17 +289,22 @@ class PaddedGenerator:
         starts = [width - len(ids) for ids in unique.values()]
         starts_N = torch.tensor(starts, device=self._device)
         ids_NT_on_device = torch.from_numpy(ids_NT).to(self._device)
-        shared = _shared_prefix(list(unique.values()))
+        # a state cannot go back to where a longer prompt still shares its beginning
+        is_shareable = self._abilities.continues and not self._has_states
+        shared = _shared_prefix(list(unique.values())) if is_shareable else 0
         prefix_1P = torch.from_numpy(ids_NT[:1, starts[0] :][:, :shared]).to(self._device)
 
         def passes() -> tuple[torch.Tensor, BatchCache, list[PromptLogprobs | None]]:
-            cache = BatchCache()
+            cache = self._new_cache()
             if shared:
                 self._forward(prefix_1P, cache, None)
                 cache.repeat_shifted(starts)
             rest_NT = ids_NT_on_device[:, shared:]
             logits_NV = self._forward(rest_NT, cache, starts_N if any(starts) else None)
-            scored = [score_prompt(self._forward, request, self._device) for request in requests]
+            piece = _PROMPT_TOKENS_SCORED if self._abilities.continues else width
+            scored = [
+                score_prompt(self._forward, request, self._device, piece) for request in requests
+            ]
             return logits_NV, cache, scored
 
         (logits_NV, cache, prompt_logprobs), version = self._compute(passes)
@@ -340,10 +372,10 @@ def _shared_prefix(prompts: list[np.ndarray]) -> int:
 
 
 def score_prompt(
-    forward: ForwardPass, request: GenerationRequest, device: torch.device
+    forward: ForwardPass, request: GenerationRequest, device: torch.device, piece: int
 ) -> PromptLogprobs | None:
-    """Log-probs of prompt tokens given the tokens before them, in separate passes; None when
-    ``request`` wants none.
+    """Log-probs of prompt tokens given the tokens before them, in separate passes of ``piece``
+    tokens; None when ``request`` wants none.
 
     Raw, as in vLLM: temperature 1, no filters.
     """
@@ -351,10 +383,10 @@ def score_prompt(
     if count is None:
         return None
     ids_P = torch.from_numpy(request.prompt_ids.astype(np.int64)).to(device)
-    cache = BatchCache()
+    cache = forward.new_cache()
     pieces = []
-    for begin in range(0, len(ids_P) - 1, _PROMPT_TOKENS_SCORED):
-        inputs_T = ids_P[begin : min(begin + _PROMPT_TOKENS_SCORED, len(ids_P) - 1)]
+    for begin in range(0, len(ids_P) - 1, piece):
+        inputs_T = ids_P[begin : min(begin + piece, len(ids_P) - 1)]
         targets_T1 = ids_P[begin + 1 : begin + 1 + len(inputs_T)].unsqueeze(1)
         logp_TV = torch.log_softmax(
             forward.every_position(inputs_T.unsqueeze(0), cache)[0].float(), dim=-1

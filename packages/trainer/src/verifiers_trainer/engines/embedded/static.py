@@ -358,7 +358,6 @@ class StaticGenerator(PaddedGenerator):
         self._low = None if dtype is None else LowWeights(model, dtype)
         super().__init__(model if self._low is None else self._low.model, **options)
         self._max_seq_len, self._capture, self._is_ahead = max_seq_len, capture, is_ahead
-        self._vocabulary: int = model.config.get_text_config().vocab_size
         self._pending: _Ahead | None = None
 
     def _prepare(self, cache: BatchCache) -> None:
