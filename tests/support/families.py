@@ -62,7 +62,7 @@ SIZES: dict[str, Any] = {
 """Name of a size in a configuration -> a small one."""
 ODD: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
-    "codegen": {"n_head": 4, "rotary_dim": 4},
+    "codegen": {"n_head": 4, "num_attention_heads": 4, "rotary_dim": 4},
     "diffllama": {"num_key_value_heads": 2},
     "dots1": {"n_shared_experts": 1},
     "dots3_note_text": {"num_key_value_heads": 2},
@@ -74,7 +74,10 @@ ODD: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2},
+    "longcat_flash": {"num_layers": 1, "num_hidden_layers": 2},
     "mamba2": {"num_heads": 4},
+    "minicpm3": {"dim_model_base": 32},
+    "rembert": {"input_embedding_size": 32, "output_embedding_size": 32},
     "roc_bert": {"pronunciation_vocab_size": 64, "shape_vocab_size": 64},
     "zamba": {"layers_block_type": ["mamba", "hybrid", "hybrid"], "num_hidden_layers": 3},
     "zamba2": {"layers_block_type": ["mamba", "hybrid"], "num_mem_blocks": 1},

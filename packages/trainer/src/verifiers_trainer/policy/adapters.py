@@ -161,6 +161,7 @@ def default_targets(model: nn.Module) -> str | list[str]:
         if isinstance(layer, (nn.Linear, Conv1D)) and layer is not _head(model)
     }
     bypassed = {name for name in linear if _is_bypassed(model, name)}
+    bypassed |= {name for name, layer in linear.items() if _is_special(model, layer)}
     ends = {name: name.rpartition(".")[2] for name in linear}
     # a number is the end of the name of any list's module
     ambiguous = {ends[name] for name in bypassed} | {end for end in ends.values() if end.isdigit()}
@@ -185,6 +186,12 @@ def _is_bypassed(model: nn.Module, name: str) -> bool:
         return False
     read = rf"self\.{re.escape(attribute)}\.weight\b(?!\.(dtype|device|shape))"
     return re.search(read, source) is not None
+
+
+def _is_special(model: nn.Module, layer: nn.Module) -> bool:
+    """Whether a linear layer computes something of its own, as a router that returns two tensors."""
+    kind = type(layer)
+    return kind.__module__ == type(model).__module__ and "forward" in vars(kind)
 
 
 _KINDS = {
