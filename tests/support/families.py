@@ -103,13 +103,13 @@ def tiny_config(name: str) -> Any:
     }
     default = CONFIG_MAPPING[name]()
     fields = default.to_dict()
-    known = getattr(type(default), "attribute_map", {}) | fields
-    if more := [key for key in OTHER_INPUTS if key in known]:
+    keys = getattr(type(default), "attribute_map", {}) | fields
+    if more := [key for key in OTHER_INPUTS if key in keys]:
         raise NotImplementedError(f"takes more than text ({more[0]})")
     sizes = {
         key: value
         for key, value in SIZES.items()
-        if key in known and (known[key] is not None or key in DERIVED)
+        if key in keys and (keys[key] is not None or key in DERIVED)
     }
     if "kv_lora_rank" in fields:  # its keys are those of every head
         sizes |= {"num_key_value_heads": 2, "head_dim": 8}
@@ -119,7 +119,7 @@ def tiny_config(name: str) -> Any:
     ends = {key: token for key, token in ends.items() if token is not None}
     vocabulary = {"vocab_size": 64 * math.ceil(len(tokenizer) / 64)}
     config = type(default)(**{**sizes, **vocabulary, **ends, **ODD.get(name, {})})
-    if "is_decoder" in known:
+    if "is_decoder" in keys:
         config.is_decoder = True
     return config
 

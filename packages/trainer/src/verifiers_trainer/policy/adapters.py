@@ -11,7 +11,6 @@ import hashlib
 import inspect
 import logging
 import os
-import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,8 +183,12 @@ def _is_bypassed(model: nn.Module, name: str) -> bool:
         source = inspect.getsource(type(model.get_submodule(parent)))
     except (OSError, TypeError):  # a class without a source file
         return False
-    read = rf"self\.{re.escape(attribute)}\.weight\b(?!\.(dtype|device|shape))"
-    return re.search(read, source) is not None
+    reads = source.split(f"self.{attribute}.weight")[1:]
+    return any(not rest_of_line.startswith(_OF_A_TENSOR) for rest_of_line in reads)
+
+
+_OF_A_TENSOR = (".dtype", ".device", ".shape")
+"""What is read of a weight without its values."""
 
 
 def _is_special(model: nn.Module, layer: nn.Module) -> bool:
@@ -195,13 +198,13 @@ def _is_special(model: nn.Module, layer: nn.Module) -> bool:
 
 
 _KINDS = {
-    "mixers": r"Mamba|DeltaNet|DeltaAttention|Linear_?Attention|LightningAttention|Conv(?!1D)|SSM"
-    r"|Recurrent|LSTM|Rwkv|Mixer",
-    "attention": r"Attention|Attn",
-    "experts": r"Expert|Moe(?!.*MLP)|MoE(?!.*MLP)|Router",
-    "MLP": r"MLP|Mlp|FeedForward|FFN|Dense",
+    "mixers": "Mamba DeltaNet DeltaAttention LinearAttention LightningAttention ShortConv SSM"
+    " Recurrent LSTM Rwkv Mixer",
+    "attention": "Attention Attn",
+    "MLP": "MLP Mlp FeedForward FFN Dense",
+    "experts": "Expert Moe MoE Router",
 }
-"""Kind of a layer -> what the class of a module that holds it is named."""
+"""Kind of a layer -> what the class of a module that holds it is named; the first that fits."""
 
 
 def covered(model: Any) -> str:
@@ -227,8 +230,8 @@ def _kind(base: nn.Module, name: str) -> str:
         if name.endswith("experts") or ".experts." in name:
             return "experts"
         owner = type(base.get_submodule(name)).__name__
-        for kind, pattern in _KINDS.items():
-            if re.search(pattern, owner):
+        for kind, words in _KINDS.items():
+            if any(word in owner for word in words.split()):
                 return kind
     return "other kinds"
 

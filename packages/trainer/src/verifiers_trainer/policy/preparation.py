@@ -461,8 +461,8 @@ def _load_all(model: nn.Module, folder: Path) -> tuple[list[str], list[str]]:
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
     if getattr(model, "_weight_conversions", None) and tensors.keys() - model.state_dict().keys():
         # names in memory are not those of a checkpoint: experts are one parameter
-        whole = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **builtin_models.SAFE)
-        tensors = whole.state_dict()
+        saved = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **builtin_models.SAFE)
+        tensors = saved.state_dict()
     if fsdp.is_managed(model):
         missing, unexpected = fsdp.scatter(tensors, model.state_dict(keep_vars=True))
     else:

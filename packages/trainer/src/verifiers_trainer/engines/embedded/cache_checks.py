@@ -77,8 +77,8 @@ def measured(forward: ForwardPass, vocabulary: int, device: torch.device) -> Cac
 
     def joined() -> torch.Tensor:
         cache, long_1V = prefill(prompts[0])
-        other, short_1V = prefill(prompts[1])
-        cache.append_rows(other)
+        of_short, short_1V = prefill(prompts[1])
+        cache.append_rows(of_short)
         both_21V = steps(cache, next_2S[:, :1], starts_2)
         cache.select(torch.tensor([1], device=device), int(starts_2[1]))
         short_1SV = steps(cache, next_2S[1:, 1:])
@@ -107,8 +107,8 @@ def measured(forward: ForwardPass, vocabulary: int, device: torch.device) -> Cac
 
     is_half = torch.finfo(forward.dtype).bits < 32
 
-    def apart(values: torch.Tensor, others: torch.Tensor) -> float:
-        difference = (values.float().log_softmax(-1) - others.float().log_softmax(-1)).abs()
+    def apart(values: torch.Tensor, references: torch.Tensor) -> float:
+        difference = (values.float().log_softmax(-1) - references.float().log_softmax(-1)).abs()
         return float(difference.mean() if is_half else difference.max())
 
     def holds(compute: Callable[[], torch.Tensor]) -> bool:

@@ -108,9 +108,9 @@ class BufferLayer(RowsLayer, CacheLayerMixin):
 
     def select(self, rows: torch.Tensor, cut_left: int) -> None:
         if self.is_initialized:
-            kept = slice(None), slice(None), slice(cut_left, self.length)
-            self.keys = _grown(self.keys[kept].index_select(0, rows), 0)
-            self.values = _grown(self.values[kept].index_select(0, rows), 0)
+            columns = slice(None), slice(None), slice(cut_left, self.length)
+            self.keys = _grown(self.keys[columns].index_select(0, rows), 0)
+            self.values = _grown(self.values[columns].index_select(0, rows), 0)
             self.length -= cut_left
 
     def append_rows(self, other: Any) -> None:
