@@ -688,7 +688,8 @@ def test_the_line_of_the_docs_locks_no_library_of_cuda(python, tmp_path, is_left
     page = (Path(__file__).parents[2] / "docs/own-project.md").read_text()
     (line,) = [line for line in page.splitlines() if line.startswith("override-dependencies")]
     index = tmp_path / "index"
-    add_wheel(index, "torch", "2.9", {"torch.py": ""}, None, "nvidia-cublas>=13", "triton")
+    needed = [f"{name}; sys_platform == 'linux'" for name in ("nvidia-cublas>=13", "triton")]
+    add_wheel(index, "torch", "2.9", {"torch.py": ""}, None, *needed)
     add_wheel(index, "nvidia-cublas", "13.4", {"nvidia.py": ""})
     add_wheel(index, "triton", "3.9", {"triton.py": ""})
     text = CUDA_BY_DEFAULT.format(line=f"[tool.uv]\n{line}" if is_left_out else "")
