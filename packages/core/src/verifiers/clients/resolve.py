@@ -128,7 +128,7 @@ def client_and_model(
     if client is not None:
         resolved = as_client(client, keep_raw=keep_raw)
         return resolved, _name_for(resolved, model)
-    if isinstance(model, str) and _is_local(model):
+    if isinstance(model, str) and is_local(model):
         local = as_client(model)
         return local, _name_for(local, None)
     if current := _current.get():
@@ -168,7 +168,7 @@ def _name_of(model: object) -> str | None:
 def _name_for(client: object, model: object) -> str:
     name = _name_of(model)
     client_model = getattr(client, "model", None)
-    if name is None or (_is_local(name) and getattr(client, "is_local", False)):
+    if name is None or (is_local(name) and getattr(client, "is_local", False)):
         name = _name_of(client_model) if client_model is not None else None
     if not name:
         raise ConfigError("name the model that the client should serve: model='…'")
@@ -176,7 +176,7 @@ def _name_for(client: object, model: object) -> str:
 
 
 def _from_text(text: str, keep_raw: bool) -> Client:
-    if _is_local(text):
+    if is_local(text):
         from verifiers.clients.local import local_client
 
         return local_client(text.partition(":")[2] or None)
@@ -188,7 +188,8 @@ def _from_text(text: str, keep_raw: bool) -> Client:
     )
 
 
-def _is_local(text: str) -> bool:
+def is_local(text: str) -> bool:
+    """Whether a text names a model of this process: ``local``, or ``local:FILE.gguf``."""
     return text == "local" or text.startswith("local:")
 
 

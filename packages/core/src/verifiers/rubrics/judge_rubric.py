@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from verifiers.clients.local import find_model
 from verifiers.clients.protocol import OPENAI_BASE_URL, Client, ClientConfig, ClientLike, ModelLike
-from verifiers.clients.resolve import as_client, client_and_model
+from verifiers.clients.resolve import as_client, client_and_model, is_local
 from verifiers.clients.spending import check_metered
 from verifiers.compat import JUDGE_PARAMETERS, rename
 from verifiers.data.messages import last_text
@@ -386,25 +386,25 @@ class EnvironmentClient:
 
     async def complete(self, request: ModelRequest) -> Response:
         """A completion by that client. *Raises* as ``Client.complete``."""
-        if _is_local(request.model):
+        if is_local(request.model):
             where = request.model
         else:
             where = os.environ.get("OPENAI_BASE_URL") or OPENAI_BASE_URL
         if where not in self._clients:
             self._clients[where] = as_client(
-                where if _is_local(where) else ClientConfig(api_base_url=where)
+                where if is_local(where) else ClientConfig(api_base_url=where)
             )
         return await self._clients[where].complete(request)
 
     def check(self, models: Sequence[Any]) -> None:
         """*Raises* ConfigError when a judge has neither an endpoint nor a key, or its local model
         is not installed."""
-        for name in filter(_is_local, map(_label, models)):
+        for name in filter(is_local, map(_label, models)):
             try:
                 find_model(name.partition(":")[2] or None)
             except ConfigError as error:
                 raise ConfigError(f"the judge {name!r}: {error}", key="judge_model") from error
-        remote = [model for model in models if not _is_local(_label(model))]
+        remote = [model for model in models if not is_local(_label(model))]
         if remote and not (os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")):
             raise ConfigError(
                 f"the judge {_label(remote[0])!r} has no client: pass judge_client=, or set"
@@ -468,10 +468,6 @@ def _save_reply(state: object, judge: str, text: str) -> None:
 def _label(model: object) -> str:
     """A judge's name in metrics and messages."""
     return model if isinstance(model, str) else str(getattr(model, "name_or_path", model))
-
-
-def _is_local(name: str) -> bool:
-    return name == "local" or name.startswith("local:")
 
 
 def _checked_prompt(prompt: object) -> str:

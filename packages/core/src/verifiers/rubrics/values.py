@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from verifiers.errors import RunError, ScoringError, message_of
 from verifiers.rollouts.state import State
 from verifiers.rollouts.values import LARGEST, number
 from verifiers.rubrics.arguments import RewardFunction
+from verifiers.runtime.places import is_library
 from verifiers.types import StopReason
 
 
@@ -36,8 +36,6 @@ NOT_APPLICABLE = NotApplicable.NOT_APPLICABLE
 other functions, and the metric leaves the rollout out of its mean."""
 Value = float | NotApplicable | ScoringError
 """What a function says of a rollout."""
-_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
-_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
 def value_or_error(value: object, function: RewardFunction) -> Value:
@@ -116,16 +114,8 @@ def _location(error: BaseException) -> dict[str, Any]:
     location: dict[str, Any] = {}
     path = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if path is None and not _is_ours(frame.f_code.co_filename):
+        if path is None and not is_library(frame.f_code.co_filename):
             path = frame.f_code.co_filename
         if path == frame.f_code.co_filename:
             location = {"file": os.path.basename(path), "line": line}
     return location
-
-
-def _is_ours(path: str) -> bool:
-    """Whether a file belongs to this package or to the standard library, which call the author's
-    function."""
-    return path.startswith((_PACKAGE, "<frozen")) or (
-        path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path
-    )

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 CORE = "verifiers"
-_LOGIN = re.compile(r"(https?://)[^/\s@]+@")
+LOGIN = re.compile(r"(https?://)[^/\s@]+@")
+"""The name and the key in a URL; its group is what stands before them."""
 _SOURCE_LABELS = ("repository", "source", "source code")
 
 
@@ -140,7 +141,7 @@ def _read(facts: dict[str, Any]) -> Origin | None:
     """The origin that the content of a ``direct_url.json`` describes."""
     from urllib.parse import unquote, urlsplit
 
-    url = _LOGIN.sub(r"\1", facts.get("url", ""))
+    url = LOGIN.sub(r"\1", facts.get("url", ""))
     path = Path(unquote(urlsplit(url).path))
     if "dir_info" in facts:
         return Origin(path, bool(facts["dir_info"].get("editable"))) if path.is_dir() else None

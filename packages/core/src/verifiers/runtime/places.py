@@ -21,7 +21,11 @@ def raised_at(error: BaseException) -> str | None:
 def last_of_author(frames: Iterable[traceback.FrameSummary]) -> str | None:
     """The last frame outside of this package and the standard library: ``file:line in
     function``."""
-    author = [frame for frame in frames if not _is_library(frame.filename)]
+    author = [
+        frame
+        for frame in frames
+        if not (frame.filename.startswith("<") or is_library(frame.filename))  # generated code
+    ]
     if author:
         return f"{short_path(author[-1].filename)}:{author[-1].lineno} in {author[-1].name}"
     return None
@@ -33,8 +37,9 @@ def short_path(path: str | os.PathLike[str]) -> str:
     return os.fspath(path) if relative.startswith("..") else relative
 
 
-def _is_library(path: str) -> bool:
-    """Whether a file belongs to this package, to the standard library, or is generated code."""
-    return path.startswith((_PACKAGE, "<")) or (
+def is_library(path: str) -> bool:
+    """Whether a file belongs to this package or to the standard library, which call the author's
+    function."""
+    return path.startswith((_PACKAGE, "<frozen")) or (
         path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path
     )

@@ -6,7 +6,7 @@ a float, but 2.0 is no whole number, and a bool is neither. Pydantic takes a ten
 import, so it is imported with the first value: ``--help`` reads annotations alone.
 
 `check_arguments` checks the arguments of a function; a table of settings is read by
-``cli.common.model``.
+``cli.common.reader``.
 """
 
 from __future__ import annotations

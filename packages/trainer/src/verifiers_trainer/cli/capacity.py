@@ -514,7 +514,7 @@ def _batches(rows: Sequence[dict[str, Any]]) -> list[_MeasuredBatch]:
 
 
 def _base_of(name: str, values: dict[str, Any]) -> str:
-    """The base of a saved adapter that the run goes on with, whose rank becomes that of ``values``;
+    """The base of a saved adapter that the run continues, whose rank becomes that of ``values``;
     of any other model itself."""
     folder = adapter_folder(name)
     if folder is None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from verifiers.cli.common.reader import TomlFile
 from verifiers.errors import ConfigError
+from verifiers_trainer.cli.settings import SAMPLING
 
 ARGS = ("trainer", "args")
 NUMBERS = {
@@ -35,7 +36,6 @@ NUMBERS = {
 single file."""
 OF_THE_RUN = {"rollouts_per_example", "max_concurrent"}
 """Keys of an orchestrator that files of 2025 have in ``[environment.args]``."""
-SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 SAMPLED = {name: (*ARGS, name) for name in SAMPLING} | {
     "max_completion_tokens": (*ARGS, "max_tokens")
 }

@@ -6,14 +6,13 @@ Owns the engine: starts it, creates its clients, and pauses it during weight upd
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers.runs.rollout import RunContext
+from verifiers.runs.rollout import RunContext, slots
 from verifiers_trainer.engines.inference import open_engine, training_client
 from verifiers_trainer.engines.policy_client import PolicyClient
 from verifiers_trainer.run.context import TrainingRun
@@ -78,8 +77,8 @@ class PolicyServer:
             require_tokens=True,
             seed=settings.seed,
             rollout_timeout_s=settings.rollout_timeout or settings.generation_timeout,
-            scoring_slot=_limit(settings.max_concurrent_scoring),
-            tool_slot=_limit(settings.max_concurrent_tools),
+            scoring_slot=slots(settings.max_concurrent_scoring),
+            tool_slot=slots(settings.max_concurrent_tools),
         )
 
     @contextmanager
@@ -101,7 +100,3 @@ class PolicyServer:
                 times["server/restarts"] = self.engine.num_restarts
             times["time/sync"] = time.perf_counter() - changed
         times["time/pause"] = time.perf_counter() - began
-
-
-def _limit(count: int | None) -> Any:
-    return nullcontext() if count is None else asyncio.Semaphore(count)

@@ -178,7 +178,7 @@ class CommandSet:
         """
         if not self.limits:
             return {}
-        spent_by = [self._spent(index, member) for index, member in enumerate(self.prepared)]
+        spent_by = self._spent_by_run()
         total, mine = sum(spent_by, Amount()), spent_by[self.prepared.index(run)]
         options: dict[str, Any] = {}
         for name, option, spent, in_run in (
@@ -201,17 +201,18 @@ class CommandSet:
         amount = Amount(tokens, usd) if spent is None else Amount(spent["tokens"], spent["usd"])
         self._unsaved[self.prepared.index(run)] = amount
 
-    def _spent(self, index: int, run: Prepared) -> Amount:
-        if run.path is None:
-            return self._unsaved.get(index, Amount())
-        return spent_in(run.path, is_priced="max_cost" in self.limits)
+    def _spent_by_run(self) -> list[Amount]:
+        is_priced = "max_cost" in self.limits
+        return [
+            self._unsaved.get(index, Amount())
+            if run.path is None
+            else spent_in(run.path, is_priced=is_priced)
+            for index, run in enumerate(self.prepared)
+        ]
 
     def exhausted(self) -> str:
         """A sentence about the limits, which are reached."""
-        spent = Amount()
-        for index, run in enumerate(self.prepared):
-            spent += self._spent(index, run)
-        amounts = []
+        spent, amounts = sum(self._spent_by_run(), Amount()), []
         if "max_cost" in self.limits:
             amounts.append(f"{dollars(spent.usd, 0)} of {dollars(self.limits['max_cost'], 0)}")
         if "max_total_tokens" in self.limits:

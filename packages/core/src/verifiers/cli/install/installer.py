@@ -28,7 +28,7 @@ import importlib_metadata
 from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.bounded import read_lines
 from verifiers.runtime.folders import user_cache_folder
-from verifiers.runtime.install_lines import CORE, install_line
+from verifiers.runtime.install_lines import CORE, LOGIN, install_line
 from verifiers.storage.files import atomic_write
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 MAX_LAST_LINES = 15
 """Output lines of a failed installer that its error message contains."""
 _OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
-_LOGIN = re.compile(r"(https?://)[^/\s@]+@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +188,7 @@ def without_logins(text: str) -> str:
     >>> without_logins("https://me:secret@host/simple, https://token@host, ssh://git@host")
     'https://***@host/simple, https://***@host, ssh://git@host'
     """
-    return _LOGIN.sub(r"\1***@", text)
+    return LOGIN.sub(r"\1***@", text)
 
 
 def installed_library() -> str:
