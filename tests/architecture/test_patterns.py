@@ -26,10 +26,10 @@ SOURCES = sorted(
     for path in REPO.glob("packages/**/src/**/*.py")
     if re.search(r"\bre\.\w+\(", path.read_text())
 )
-SHORT, LONG = 2_000, 32_000
+SHORT, LONG = 2_000, 48_000
 """Characters of a text; one that takes ``NOTICED_S``, and four times as long more than 8 times that,
-is tried with 16 times as many."""
-NOTICED_S, MAX_CPU_S = 0.002, 0.5
+is tried with 24 times as many."""
+NOTICED_S, MAX_CPU_S = 0.001, 0.5
 """The square of the longer text takes several seconds."""
 Recipe = tuple[tuple[str, float], ...]
 """(part, its share of the text; 0: once) for each part of a text."""
