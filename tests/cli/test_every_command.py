@@ -30,7 +30,15 @@ from verifiers.runtime.install_lines import install_line
 
 REPOSITORY = Path(__file__).parents[2]
 SMALL = {
-    "vf-compare": ("sets", "runs", "settings", "differences", "refused", "agreement", "without_partner"),
+    "vf-compare": (
+        "sets",
+        "runs",
+        "settings",
+        "differences",
+        "refused",
+        "agreement",
+        "without_partner",
+    ),
     "vf-rescore": ("run", "origin"),
     "vf-audit": (
         *(
