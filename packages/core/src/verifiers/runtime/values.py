@@ -231,7 +231,8 @@ def _nouns(hint: object) -> Iterator[str]:
     if origin is Annotated:
         marks = [mark for mark in members[1:] if isinstance(mark, Range | MinusOne)]
         nouns = [mark.noun for mark in marks if isinstance(mark, Range) and mark.noun]
-        bounds = "" if nouns else "".join(map(str, marks))
+        # a noun of its own says the range
+        bounds = "".join(str(mark) for mark in marks if not (nouns and isinstance(mark, Range)))
         yield from (noun + bounds for noun in nouns or _nouns(members[0]))
     elif origin in (typing.Union, types.UnionType):
         for member in members:
