@@ -27,7 +27,7 @@ NAMED_BY_DATA = {
     "verifiers/runtime/importing.py": 1,  # what another process sent
     "verifiers/sandbox/choice.py": 1,  # the backend that was chosen
     "verifiers/sandbox/guest/zygote.py": 1,
-    "verifiers/testing/__init__.py": 2,
+    "verifiers/testing/__init__.py": 1,
     "verifiers_trainer/__init__.py": 1,
     "verifiers_trainer/algorithm/registry.py": 1,  # the user's objective
     "verifiers_trainer/engines/__init__.py": 1,

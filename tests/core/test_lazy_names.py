@@ -1,6 +1,7 @@
 """Names of ``verifiers`` that are imported on first use; the logger; what is missing says what to
 install."""
 
+import importlib
 import logging
 import subprocess
 import sys
@@ -25,6 +26,31 @@ def test_a_name_is_resolved_once():
 def test_names_can_be_completed():
     assert set(vf.__all__) <= set(dir(vf))
     assert "RLTrainer" in dir(vf)
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "verifiers.clients",
+        "verifiers.environments",
+        "verifiers.environments.integrations",
+        "verifiers.rubrics",
+        "verifiers.testing",
+        "verifiers_integrations.tinker",
+        "verifiers_trainer",
+        "verifiers_trainer.engines",
+    ],
+)
+def test_names_of_packages_can_be_completed(package):
+    module = importlib.import_module(package)
+    assert set(module.__all__) <= set(dir(module))
+
+
+def test_names_for_testing_are_those_that_type_checkers_see():
+    for name in vf.testing.__all__:
+        assert getattr(vf.testing, name).__module__.startswith("verifiers.")
+    with pytest.raises(AttributeError, match="no attribute 'ScriptedCleint'"):
+        vf.testing.ScriptedCleint
 
 
 def test_a_misspelt_name_is_an_attribute_error_with_a_suggestion():

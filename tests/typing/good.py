@@ -301,6 +301,18 @@ assert_type(vf.load_results("outputs"), vf.GenerateOutputs)
 assert_type(vf.errors.ConfigError("no"), vf.ConfigError)
 assert_type(vf.SandboxLimit, type[vf.SandboxLimit])
 
+# --- tests and replays
+
+scripted = vf.testing.ScriptedClient(["4"])
+assert_type(scripted, vf.testing.ScriptedClient)
+assert_type(vf.testing.make_state("2 + 2?", "4", answer="4"), vf.State)
+assert_type(
+    vf.testing.replay(
+        vf.load_environment("reverse-text"), vf.load_results("run").rollout(0)
+    ).difference,
+    vf.testing.Difference | None,
+)
+
 # --- training
 
 config = vf.RLConfig(

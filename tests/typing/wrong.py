@@ -65,6 +65,10 @@ results.rewrads  # flagged
 total: str = results.rewards[0]  # flagged
 results.metadata.avg_reward.upper()  # flagged
 
+# --- tests
+vf.testing.ScriptedCleint(["4"])  # flagged
+vf.testing.ScriptedClient(["4"], tokns=True)  # flagged
+
 # --- training
 vf.RLConfig(lerning_rate=1e-5)  # flagged
 vf.RLConfig(batch_size="large")  # flagged

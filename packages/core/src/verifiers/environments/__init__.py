@@ -48,3 +48,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'verifiers.environments' has no attribute {name!r}")
     return getattr(importlib.import_module(f"verifiers.environments.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

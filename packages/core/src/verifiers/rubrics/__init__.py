@@ -47,3 +47,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'verifiers.rubrics' has no attribute {name!r}")
     return getattr(importlib.import_module(f"verifiers.rubrics.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

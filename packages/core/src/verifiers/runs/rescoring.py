@@ -216,13 +216,13 @@ def _state_of(
         name: n for name, n in (output["token_usage"] or {}).items() if name in _POLICY_USAGE
     }
     state["timing"] = Timing(**{**(output["timing"] or {}), "scoring_ms": 0.0})
-    state["error"] = _raised(output["error"])
+    state["error"] = raised(output["error"])
     for turn in state.record.transcript.turns:
         turn.rollout_reward = turn.advantage = None
     return state
 
 
-def _raised(info: ErrorInfo | None) -> RolloutError | None:
+def raised(info: ErrorInfo | None) -> RolloutError | None:
     """The error of a saved rollout as it was raised; None for an error of its scoring."""
     if info is None or info.is_scoring_error:
         return None

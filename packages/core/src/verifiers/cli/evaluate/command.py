@@ -20,6 +20,7 @@ import click
 from verifiers.cli.common.completion import begin
 from verifiers.cli.common.reader import raise_together
 from verifiers.cli.common.streams import (
+    HAS_FINDINGS,
     INTERRUPTED,
     UNEXPECTED,
     discard_stdout,
@@ -91,6 +92,9 @@ class _Command:
             raise_together(self.line.problems)
             self._print("file_schema", eval_schema())
             return
+        if self.command.replay is not None:
+            self._replay(self.command.replay)
+            return
         evaluations = resolve(self.line)
         if self.command.dump_config:
             from verifiers.cli.evaluate.models import with_names
@@ -130,6 +134,25 @@ class _Command:
                 return
             self.remaining = prepared
             run_in_private_loop(lambda: self._supervised(display))
+
+    def _replay(self, reference: str) -> None:
+        """Show the first difference between a saved rollout and what today's code makes of its
+        replies. *Raises* ConfigError."""
+        from verifiers.cli.evaluate.display import logging_to, make_display
+        from verifiers.cli.evaluate.replay import SavedRollout, replayed
+        from verifiers.runtime.calls import run_in_private_loop
+
+        saved = SavedRollout.of(reference)
+        evaluation = saved.evaluation(self.line)
+        display = make_display("plain", self.command.quiet)
+        with logging_to(display, self.command.verbose, self.command.quiet):
+            replay = run_in_private_loop(lambda: replayed(saved, evaluation))
+        if replay.difference is not None:
+            self.report.exit_code = HAS_FINDINGS
+        if self.command.json:
+            self.report.texts["replay"] = replay.to_json()
+        else:
+            print(f"{reference}: {replay}", file=self.out)
 
     def _print(self, key: str, text: str) -> None:
         """Output text that is the result: on stdout, or under ``key`` of the JSON object."""

@@ -449,6 +449,11 @@ class CommandSettings:
     detect: NotNegative | None = flag(
         None, "Say how many rows and rollouts show a difference of X between two runs, and stop."
     )
+    replay: Text | None = flag(
+        None,
+        "Run the saved replies of RUN:EXAMPLE[:ROLLOUT] through today's code, show the first"
+        " difference, and stop (1: there is one).",
+    )
     dry_run: bool = flag(False, "Show plan, first prompt and scoring; send no request.")
     verbose: bool = flag(False, "More messages; tracebacks of errors.", "-v")
     quiet: bool = flag(False, "Errors only, and the results.", "-q")

@@ -41,8 +41,8 @@ class Report:
     runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     exit_code: int = 0
     error: dict[str, Any] | None = None
-    texts: dict[str, str] = dataclasses.field(default_factory=dict)
-    """``config`` of ``--dump-config``, ``plan`` of ``--dry-run``."""
+    texts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """``config`` of ``--dump-config``, ``plan`` of ``--dry-run``, ``replay`` of ``--replay``."""
     set: dict[str, Any] | None = None
     """The set of runs, with a state for each; None for a single run."""
 

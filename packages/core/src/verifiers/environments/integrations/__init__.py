@@ -39,3 +39,7 @@ def __getattr__(name: str) -> Any:
     if extra is not None and not extra.is_installed:
         raise AttributeError(extra.is_missing_for(f"vf.{name}"))
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
