@@ -8,8 +8,11 @@ import re
 import shlex
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import datasets
 import pytest
 
 import verifiers as vf
@@ -32,6 +35,12 @@ def nightly(folder: Path, url: str, name: str = "nightly", more: str = "") -> st
         "temperature = [0.5]\n"
     )
     return f"{name}.toml"
+
+
+def edited(content: str, change: Callable[[list[Any]], list[Any]]) -> str:
+    """The file of a set with other runs."""
+    stored = json.loads(content)
+    return json.dumps({**stored, "runs": change(stored["runs"])})
 
 
 def num_rows(folder: Path) -> int:
@@ -203,6 +212,28 @@ def test_settings_that_change_no_reward_go_on_with_the_set(vf_eval, server, eval
     assert len(sets_below(eval_folder)) == 1
 
 
+@pytest.mark.parametrize("zero", [("--shuffle",), ("--seed", "0"), ("--shuffle-seed", "0")])
+def test_a_seed_of_0_is_a_setting_of_the_set(vf_eval, server, eval_folder, zero):
+    words = ("toy,toy", "-b", server.url, "-m", "m", "-n", "2", "-r", "1", "-A")
+    for more in ((), zero, zero):
+        assert vf_eval(*words, *more).code == 0
+    assert (len(sets_below(eval_folder)), server.count) == (2, 2 * 4)
+
+
+def test_a_complete_set_is_published_when_asked(vf_eval, server, eval_folder, monkeypatch):
+    published: list[tuple[str, int]] = []
+
+    def push(dataset: datasets.Dataset, name: str) -> None:
+        published.append((name, len(dataset)))
+
+    monkeypatch.setattr(datasets.Dataset, "push_to_hub", push)
+    words = ("toy,toy", "-b", server.url, "-m", "m", "-n", "2", "-r", "1", "-A")
+    assert vf_eval(*words).code == 0
+    assert (published, server.count) == ([], 4)
+    assert vf_eval(*words, "--save-to-hf-hub", "--hf-hub-dataset-name", "me/night").code == 0
+    assert (published, server.count) == ([("me/night", 2)] * 2, 4)
+
+
 def test_equal_entries_are_runs_of_their_own(vf_eval, server, eval_folder):
     words = ("toy,toy", "-b", server.url, "-m", "m", "-n", "2", "-r", "1", "--json")
     first = vf_eval(*words).json
@@ -301,6 +332,10 @@ def test_resume_without_a_path_needs_a_set_and_a_dry_run_says_what_it_would_do(
         lambda content: content.replace('"name"', '"nome"'),
         lambda content: content.replace('"evals/', '"../../evals/', 1),
         lambda content: content.replace('"evals/', '"/evals/', 1),
+        lambda content: edited(content, lambda runs: runs[:1]),
+        lambda content: edited(content, lambda runs: []),
+        lambda content: edited(content, lambda runs: [{**run, "path": ""} for run in runs]),
+        lambda content: edited(content, lambda runs: [{**run, "path": "evals/x"} for run in runs]),
     ],
 )
 def test_a_damaged_file_of_a_set_is_named_and_nothing_is_written(

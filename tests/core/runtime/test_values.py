@@ -81,6 +81,8 @@ def test_a_notation_reads_the_value():
     assert convert(
         "1,2", Annotated[tuple[str, ...], Form("A,B", lambda text: tuple(text.split(",")))]
     ) == ("1", "2")
+    seconds = convert(60, Annotated[float, Form("SECONDS", float)])
+    assert (seconds, type(seconds)) == (60.0, float)
 
 
 def test_what_is_in_an_annotation_is_found_below_unions_and_marks():

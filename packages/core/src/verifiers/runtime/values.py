@@ -185,7 +185,7 @@ def convert(value: object, hint: object) -> Any:
     try:
         read = adapter(hint).validate_python(value)
         is_as_given = type(value) is int and not any(
-            isinstance(part, Range) for part in parts(hint)
+            isinstance(part, Range | Form) for part in parts(hint)
         )
         return value if is_as_given else read
     except ValidationError as error:

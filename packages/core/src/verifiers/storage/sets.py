@@ -118,8 +118,12 @@ def read_set(path: str | os.PathLike[str]) -> RunSet | None:
     try:
         content = msgspec.convert(decode_row(read_file(file)), _SetFile)
         for run in content.runs:
-            if os.path.isabs(run.path) or ".." in Path(run.path).parts:
+            if not Path(run.path).parts or os.path.isabs(run.path) or ".." in Path(run.path).parts:
                 raise ValueError(f"it names a run outside its folder, {run.path!r}")
+        if len({Path(run.path) for run in content.runs}) < len(content.runs):
+            raise ValueError("two of its runs have the same directory")
+        if set_fingerprint([run.settings for run in content.runs]) != content.fingerprint:
+            raise ValueError("its runs are not those that it began with")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, msgspec.ValidationError) as error:

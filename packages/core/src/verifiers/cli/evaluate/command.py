@@ -208,7 +208,7 @@ class _Command:
             prepared.locate()  # again: an earlier entry may have created the same directory
             exports.folder = prepared.path or exports.folder
             if self.runs.has_results(prepared):
-                results = self._read(prepared, display, progress, exports)
+                results = await self._read(prepared, display, progress, exports)
             else:
                 limits = self.runs.left_for(prepared)
                 if limits is None:
@@ -239,18 +239,20 @@ class _Command:
         error = BudgetExhausted(self.runs.exhausted())
         self.report.failed(*fail(error, command="vf-eval", verbose=self.command.verbose))
 
-    def _read(
+    async def _read(
         self, prepared: Prepared, display: Display, progress: Progress, exports: Exports
     ) -> GenerateOutputs:
-        """A complete run of a set, as it is on disk."""
+        """A complete run of a set, as it is on disk, with the copies that the command asks for."""
         from verifiers.results.loading import load_results
+        from verifiers.runs.copies import hand_over
+        from verifiers.runs.options import parse
 
         assert prepared.path is not None
         results = load_results(prepared.path)
         progress.total = progress.done = progress.resumed = results.metadata.num_rollouts
         display.begin(prepared.label, progress, _event_facts(prepared))
-        if prepared.settings.export:
-            exports(results)
+        options, _ = parse(prepared.env, {**prepared.options(), "on_results": exports})
+        await hand_over(results, options)
         return results
 
     async def _run(

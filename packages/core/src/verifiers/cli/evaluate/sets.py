@@ -270,6 +270,9 @@ def _settings_of(run: Prepared) -> dict[str, Any]:
         "sampling_args": settings.sampling(),
         **{name: getattr(settings, name) for name in _SETTINGS},
     }
+    # a seed of 0 is a setting: it is neither None nor False
     return {
-        name: digested(value) for name, value in values.items() if value not in (None, False, {})
+        name: digested(value)
+        for name, value in values.items()
+        if value is not None and value is not False and value != {}
     }
