@@ -121,6 +121,34 @@ def test_the_last_evaluation_counts_if_all_have_one(tmp_path):
     assert (metric, [seeds.values for seeds in groups]) == ("reward", [(0.1,), (0.2, 0.3)])
 
 
+def test_a_training_is_not_two_seeds(tmp_path):
+    folders = [
+        training(tmp_path, "a", 0.1),
+        training(tmp_path, "copy", 0.1),
+        training(tmp_path, "b", 0.2, beta=0.1),
+    ]
+    with pytest.raises(ConfigError, match=r"a and .*copy are one training twice, .* seed 0 and"):
+        by_settings([Training.read(folder) for folder in folders])
+    # a GPU need not repeat a seed exactly, and two seeds may end with one reward
+    folders[1] = training(tmp_path, "repeated", 0.125)
+    folders.append(training(tmp_path, "other", 0.2, seed=1, beta=0.1))
+    _, groups = by_settings([Training.read(folder) for folder in folders])
+    assert [seeds.values for seeds in groups] == [(0.1, 0.125), (0.2, 0.2)]
+
+
+def test_a_training_of_a_solved_task_has_ended(tmp_path):
+    folder = training(tmp_path, "a", 1.0, steps=5)
+    assert (Training.read(folder).step, Training.read(folder).max_steps) == (5, 20)
+    lines = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(lines + '{"step": 5, "solved": 1}\n')
+    assert Training.read(folder).max_steps is None
+    # gone on with in harder rows
+    (folder / "metrics.jsonl").write_text(
+        lines + '{"step": 5, "solved": 1}\n{"step": 6, "reward/mean": 0.5}\n'
+    )
+    assert Training.read(folder).max_steps == 20
+
+
 def test_what_is_no_training_is_named(tmp_path):
     folder = training(tmp_path, "a", 0.1)
     (folder / "settings.json").write_text("{")

@@ -90,7 +90,8 @@ def _compare_trainings(call: Call, folders: list[Path]) -> None:
     """Compare the seeds of every setting with those of the first. *Raises* ``ConfigError``."""
     from verifiers.results.trainings import Training, by_settings, compare_seeds
 
-    trainings = [Training.read(folder) for folder in dict.fromkeys(folders)]
+    by_place = {folder.resolve(): folder for folder in reversed(folders)}
+    trainings = [Training.read(folder) for folder in reversed(by_place.values())]
     unfinished = [t for t in trainings if t.max_steps is not None and t.step < t.max_steps]
     if unfinished and not call.options["anyway"]:
         first = unfinished[0]

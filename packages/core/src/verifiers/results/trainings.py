@@ -40,6 +40,7 @@ class Training:
     settings: Mapping[str, Any]
     step: int
     max_steps: int | None
+    """The steps that it is to have; None where it ended before, because the task is solved."""
     rewards: Mapping[str, float]
     """``eval_reward``, if it was evaluated, and ``reward``, the mean of the last steps."""
 
@@ -64,12 +65,13 @@ class Training:
             raise ConfigError(f"{folder} has no step with a reward yet: train it first")
         evaluated = [row[EVALUATED] for row in rows if row.get(EVALUATED) is not None]
         rewards = {EVALUATED: float(evaluated[-1])} if evaluated else {}
-        steps = [row["step"] for row in rows if isinstance(row.get("step"), int)]
-        is_bounded = isinstance(max_steps, int) and max_steps > 0
+        step = max((row["step"] for row in rows if isinstance(row.get("step"), int)), default=0)
+        is_solved = any(row.get("solved") and row.get("step") == step for row in rows)
+        is_bounded = isinstance(max_steps, int) and max_steps > 0 and not is_solved
         return cls(
             str(folder),
             settings,
-            max(steps, default=0),
+            step,
             max_steps if is_bounded else None,
             rewards | {REWARD: ends[1]},
         )
@@ -211,12 +213,21 @@ def by_settings(trainings: Sequence[Training]) -> tuple[str, list[Seeds]]:
     """(the name of the number, the groups of seeds): trainings whose settings differ in nothing
     but the seed, in their order, named by what differs between the groups.
 
-    The number is ``eval_reward`` if all were evaluated.
+    The number is ``eval_reward`` if all were evaluated. *Raises* ConfigError for a training that is
+    there twice, of one seed and with the same rewards: it shows nothing of what a seed changes.
     """
     groups: dict[str, list[Training]] = {}
     for training in trainings:
         pairs = sorted((k, repr(v)) for k, v in training.settings.items() if k not in SEEDS)
-        groups.setdefault(repr(pairs), []).append(training)
+        members = groups.setdefault(repr(pairs), [])
+        for member in members:
+            if (_seeds_of(member), member.rewards) == (_seeds_of(training), training.rewards):
+                raise ConfigError(
+                    f"{member.name} and {training.name} are one training twice, with equal settings,"
+                    f" seed {training.settings.get(SEEDS[0])} and rewards, and would count as two"
+                    " seeds: leave one of them out"
+                )
+        members.append(training)
     first = [members[0].settings for members in groups.values()]
     keys = sorted({key for settings in first for key in settings if key not in SEEDS})
     varied = [key for key in keys if len({repr(settings.get(key)) for settings in first}) > 1]
@@ -228,6 +239,10 @@ def by_settings(trainings: Sequence[Training]) -> tuple[str, list[Seeds]]:
         )
         for settings, members in zip(first, groups.values(), strict=True)
     ]
+
+
+def _seeds_of(training: Training) -> tuple[object, ...]:
+    return tuple(training.settings.get(name) for name in SEEDS)
 
 
 def _short(value: object) -> str:
