@@ -7,7 +7,7 @@ import torch
 
 from support.own_loops import own_loop, untimed
 from support.training import metrics_of, rows, small_trainer, weights_hash
-from verifiers.errors import ConfigError, NonFiniteLoss
+from verifiers.errors import CheckpointError, ConfigError, NonFiniteLoss, RunMismatch
 
 RUN = {"deterministic": True, "max_steps": 4, "max_grad_norm": 0.05, "lr_scheduler_type": "linear"}
 RUN |= {"max_off_policy_steps": 0}
@@ -157,3 +157,33 @@ def test_verbs_out_of_order_say_what_comes_before(tmp_path):
         trainer.save_state(tmp_path / "state")
         trainer.save_state(tmp_path / "state")  # replaces its own
     assert (other / "mine.txt").read_text() == "kept"
+
+
+def test_a_state_that_is_refused_changes_nothing(tmp_path):
+    with small_trainer(tmp_path / "straight", **RUN) as straight:
+        own_loop(straight, 2)
+    with small_trainer(tmp_path / "other", **RUN | {"temperature": 0.9}) as other:
+        own_loop(other, 1)
+        other.save_state(tmp_path / "other-state")
+    with small_trainer(tmp_path / "own", **RUN) as own:
+        own_loop(own, 1)
+        for folder, error in (("nowhere", CheckpointError), ("other-state", RunMismatch)):
+            with pytest.raises(error):
+                own.load_state(tmp_path / folder)
+        assert (own.is_open, own.state.global_step) == (True, 1)
+        own_loop(own, 2)
+    assert weights_hash(own.model) == weights_hash(straight.model)
+    assert untimed(tmp_path / "own") == untimed(tmp_path / "straight")
+
+
+def test_what_a_verb_cannot_take_is_said(tmp_path):
+    with small_trainer(tmp_path, **RUN) as trainer:
+        for number in (0, -1, 1.5, True):
+            with pytest.raises(
+                ConfigError, match="rollouts_per_example must be a whole number of at least 1"
+            ):
+                trainer.sample(rows(1), rollouts_per_example=number)
+        groups = trainer.sample(rows(1), rollouts_per_example=2)
+        with pytest.raises(ConfigError, match=r"got Group and takes .*: make a batch of groups by"):
+            trainer.forward_backward(groups)
+        assert trainer.forward_backward(trainer.batch_of(groups)) is not None

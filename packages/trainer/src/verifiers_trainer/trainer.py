@@ -45,6 +45,7 @@ from verifiers.errors import (
     WeightSyncError,
 )
 from verifiers.runs.rollout import RunContext
+from verifiers.runtime.values import Count, describe, fits
 from verifiers_trainer.algorithm import old_logprobs
 from verifiers_trainer.algorithm.batch import Group, TrainBatch, of_rows
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
@@ -580,6 +581,11 @@ class RLTrainer(HFLoop):
         rollouts follow from the seed, the policy version, and how many it sampled before.
         """
         with self.ranks.together():
+            if rollouts_per_example is not None and not fits(rollouts_per_example, Count):
+                raise ConfigError(
+                    f"rollouts_per_example must be {describe(Count)}, not {rollouts_per_example!r}",
+                    key="rollouts_per_example",
+                )
             self.open()
             siblings = rollouts_per_example or self.args.rollouts_per_example
             groups: list[Group] = []
@@ -683,7 +689,11 @@ class RLTrainer(HFLoop):
 
     def load_state(self, folder: str | Path) -> None:
         """Go on from what ``save_state`` or a training wrote to ``folder``; gradients are dropped.
-        The engine is started again. Raises as ``train(resume_from_checkpoint=folder)`` does."""
+        The engine is started again. Raises as ``train(resume_from_checkpoint=folder)`` does; a
+        folder that is refused changes nothing."""
+        if self.is_open:
+            with self.ranks.together():
+                self.checkpoints.require(str(folder))
         self.close()
         self.open(str(folder))
 
@@ -702,6 +712,11 @@ class RLTrainer(HFLoop):
             raise
 
     def _batch_of_rows(self, rows: Sequence[PackedRow]) -> TrainBatch:
+        if refused := [type(row).__name__ for row in rows if not isinstance(row, PackedRow)]:
+            raise ConfigError(
+                f"forward_backward got {refused[0]} and takes a batch, or packed rows: make a batch of"
+                " groups by batch_of"
+            )
         num_tokens = sum(int(carries_loss(row.loss_mask, row.weight).sum()) for row in rows)
         counts_R = self.ranks.gather([num_tokens, len(rows)], "the rows of the step")
         if len(set(counts_R[:, 1])) > 1:

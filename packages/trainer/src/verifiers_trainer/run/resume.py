@@ -271,6 +271,15 @@ class Checkpoints:
         folder, step = self.run.ranks.share(decide, "the checkpoint to begin from")
         return StartingPoint(Path(folder) if folder else None, step, pipeline)
 
+    def require(self, folder: str) -> None:
+        """Raise on every rank what ``starting_point`` would, of a session that has begun."""
+
+        def read() -> None:
+            if (checkpoint := self._requested(folder)) is not None:
+                self._load(checkpoint)
+
+        self.run.ranks.share(read, "the state to go on from")
+
     def _write_settings(self) -> None:
         """What the first checkpoint will say of the run, for readers until then."""
         facts = {
