@@ -208,7 +208,7 @@ def test_the_place_that_the_library_came_from_is_uvs_source(tmp_path):
 def test_json_is_one_object_with_the_documented_keys(vf_init, tmp_path):
     ran = vf_init("word-game", "--json")
     assert ran.out.count("\n") == 1
-    assert ran.json.keys() == {"schema", "ok", "exit_code", "error", "id", "path", "files"}
+    assert ran.json.keys() == {"schema", "ok", "exit_code", "error", "id", "path", "files", "table"}
     assert (ran.json["schema"], ran.json["ok"], ran.json["id"]) == (1, True, "word-game")
     assert sorted(ran.json["files"]) == files_below(tmp_path / ran.json["path"])
     wrong = vf_init("word game", "--json")
@@ -397,8 +397,8 @@ def test_the_options_are_these(vf_init):
     )
     assert (
         flags
-        == "--json --multi-file --no-tests --path --quiet --rewrite-readme --template --verbose"
-        " --version".split()
+        == "--answer-column --answer-separator --from --json --judge --multi-file --no-tests --path"
+        " --question-column --quiet --rewrite-readme --template --verbose --version".split()
     )
     assert "vf-init [OPTIONS] NAME" in vf_init("--help").out
     assert vf_init("--version").out.startswith("vf-init, verifiers ")

@@ -19,7 +19,8 @@ from verifiers.cli.common.command import Call, SmallCommand, one_word, option
 from verifiers.cli.common.completion import paths, words
 from verifiers.cli.common.writing import write_files
 from verifiers.cli.install.project_files import Workspace, find_workspace
-from verifiers.cli.scaffold import TEMPLATES, Names, parse_name, render
+from verifiers.cli.scaffold import TABLE, TEMPLATES, Names, parse_name, render
+from verifiers.cli.table import Questions, read_questions
 from verifiers.errors import ConfigError
 from verifiers.runtime.install_lines import CORE, origin_of
 from verifiers.runtime.suggest import closest
@@ -27,12 +28,15 @@ from verifiers.runtime.suggest import closest
 ENVS = Path("packages/envs")
 """Folder of the environments in a workspace."""
 README = "README.md"
+JUDGE = "gpt-4.1-nano"
+"""Default judge of a package made with ``--judge``, as of ``JudgeRubric``."""
 
 ABOUT = """Create a working environment package as a starting point.
 
 \b
   vf-init word-game
   vf-init word-game --template multi --multi-file
+  vf-init capitals --from capitals.csv
 """
 
 
@@ -61,21 +65,58 @@ def run(call: Call) -> None:
             f"--template must be one of {', '.join(TEMPLATES)}, not"
             f" {template!r}{closest(template, TEMPLATES)}"
         )
+    questions = questions_of(call)
     target = locate(names, call.options["path"])
+    if questions is not None and os.path.lexists(target.folder):
+        raise ConfigError(
+            f"{target.relative} exists; --from makes a new package: choose another name, or remove"
+            " the folder",
+            path=str(target.folder),
+        )
     workspace = target.workspace
     files = render(
         names,
-        template,
+        TABLE if questions else template,
         folder=target.relative,
         multi_file=call.options["multi_file"],
         tests=not call.options["no_tests"],
         member=workspace is not None and any(p.name == CORE for p in workspace.projects()),
         source=source_of_library(target.folder),
+        questions=questions,
+        judge_model=JUDGE if call.options["judge"] else None,
     )
     replaceable = [README] if call.options["rewrite_readme"] else []
     outcomes = write_files(target.base, target.folder, files, replaceable)
     call.facts |= {"id": names.id, "path": str(target.folder), "files": outcomes}
-    _print_result(call, names, target, outcomes)
+    if questions is not None:
+        call.facts["table"] = questions.facts()
+    _print_result(call, names, target, outcomes, questions)
+
+
+def questions_of(call: Call) -> Questions | None:
+    """The questions of ``--from``; None without it.
+
+    *Raises* ``ConfigError``, also for an option that needs it or does not go with it.
+    """
+    options = call.options
+    flags = ("judge", "question_column", "answer_column", "answer_separator")
+    if options["from"] is None:
+        for name in flags:
+            if options[name] not in (None, False):
+                raise ConfigError(f"--{name.replace('_', '-')} needs a table: --from FILE")
+        return None
+    if options["template"] != "single" or options["multi_file"]:
+        raise ConfigError(
+            "--from makes a package of its own, with several modules: leave out --template and"
+            " --multi-file"
+        )
+    separator = options["answer_separator"]
+    return read_questions(
+        Path(options["from"]).expanduser(),
+        options["question_column"],
+        options["answer_column"],
+        "" if separator == "none" else separator,
+    )
 
 
 def locate(names: Names, path: str | None) -> Target:
@@ -115,11 +156,19 @@ def source_of_library(folder: Path) -> str | None:
     return f"{{ {', '.join(assignments)} }}"
 
 
-def _print_result(call: Call, names: Names, target: Target, outcomes: Mapping[str, str]) -> None:
-    """Print the outcome for each file, and the next commands."""
+def _print_result(
+    call: Call,
+    names: Names,
+    target: Target,
+    outcomes: Mapping[str, str],
+    questions: Questions | None,
+) -> None:
+    """Print the outcome for each file, what became of a table, and the next commands."""
     call.say(f"{names.id} in {target.relative}")
     for name, outcome in outcomes.items():
         call.say(f"  {outcome:<9} {name}")
+    for sentence in questions.sentences(has_judge=call.options["judge"]) if questions else ():
+        call.say(sentence)
     if existing := [name for name, outcome in outcomes.items() if outcome == "kept"]:
         call.note(f"vf-init: {len(existing)} files existed already and are unchanged")
         if README in existing:
@@ -155,8 +204,25 @@ COMMAND = SmallCommand(
             shell_complete=words(tuple(TEMPLATES)),
         ),
         option("--no-tests", "Write no test."),
+        option(
+            "--from",
+            "Make it of a table of questions and answers: .csv, .tsv, .jsonl, .json, .xlsx,"
+            " .parquet.",
+            metavar="FILE",
+            shell_complete=paths,
+        ),
+        option(
+            "--question-column", "Column of the questions [seen from the names].", metavar="NAME"
+        ),
+        option("--answer-column", "Column of the answers [seen from the names].", metavar="NAME"),
+        option(
+            "--answer-separator",
+            "What separates several right answers in a cell, or none [seen from the cells].",
+            metavar="TEXT",
+        ),
+        option("--judge", "Ask a model about answers that are not exactly right."),
     ],
-    keys=("id", "path", "files"),
+    keys=("id", "path", "files", "table"),
     action=run,
 )
 main = COMMAND.main

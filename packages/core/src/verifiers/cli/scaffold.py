@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ast
 import importlib.resources
+import json
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from verifiers.cli.table import Questions
 from verifiers.environments.local_sources import normalize_name
 from verifiers.environments.registry import parse_env_id
 from verifiers.errors import ConfigError
@@ -34,6 +36,10 @@ TEMPLATES = {
     ),
 }
 """Template -> summary of the package that it creates."""
+
+TABLE = "table"
+TABLE_SUMMARY = "Questions of a table with their answers: a single-turn environment for verifiers."
+"""The template of ``--from``, which needs rows."""
 
 MODULES = ("data", "rewards")
 """The modules of a package besides ``__init__``, in the order in which they are joined."""
@@ -93,31 +99,38 @@ def render(
     tests: bool = True,
     member: bool = False,
     source: str | None = None,
+    questions: Questions | None = None,
+    judge_model: str | None = None,
 ) -> dict[str, str]:
     """Text of every file by its path inside the package's folder.
 
     ``folder``: that folder's path in the README. ``member``: the package joins the workspace of
     ``verifiers`` itself, depends on that copy and has its licence; otherwise the author chooses a
     licence. ``source``: source of ``verifiers`` for uv otherwise, as a TOML table; None means the
-    package index.
+    package index. ``questions``: of a table, with the template ``TABLE``, whose default judge is
+    ``judge_model``. Of them only counts and a decimal mark get into code and texts.
     """
     source = "{ workspace = true }" if member else source
     values = {
         "id": names.id,
         "module": names.module,
         "folder": folder,
-        "summary": TEMPLATES[template],
+        "summary": TABLE_SUMMARY if template == TABLE else TEMPLATES[template],
         "license": 'license = "Apache-2.0"\n' if member else "",
         "sources": f"\n[tool.uv.sources]\nverifiers = {source}\n" if source else "",
     }
+    if questions is not None:
+        values |= _table_values(questions, judge_model)
     modules = {
         name: _filled(f"{template}/package/{name}.py", values) for name in ("__init__", *MODULES)
     }
-    if not multi_file:
+    if not multi_file and questions is None:
         modules = {"__init__": join_modules(modules)}
     files = {"pyproject.toml": _filled("common/pyproject.toml", values)}
     files |= {f"src/{names.module}/{name}.py": text for name, text in modules.items()}
     files[f"src/{names.module}/py.typed"] = ""
+    if questions is not None:
+        files[f"src/{names.module}/rows.jsonl"] = questions.jsonl()
     files["README.md"] = _filled(f"{template}/README.md", values)
     if not member:
         files[".gitignore"] = GITIGNORE
@@ -126,6 +139,18 @@ def render(
     if tests:
         files[f"tests/test_{names.underscored}.py"] = _filled(f"{template}/test.py", values)
     return files
+
+
+def _table_values(questions: Questions, judge_model: str | None) -> dict[str, str]:
+    sign = {",": "comma", ".": "point"}.get(questions.decimal_mark)
+    return {
+        "num_rows": str(len(questions.answers)),
+        "num_held_out": str(questions.num_held_out),
+        "decimal_mark": questions.decimal_mark,
+        "numbers": f"Numbers are compared by their value, with a decimal {sign}." if sign else "",
+        "judge_model": "None" if judge_model is None else json.dumps(judge_model),
+        "judge_text": "`null`" if judge_model is None else f"`{json.dumps(judge_model)}`",
+    }
 
 
 def join_modules(modules: Mapping[str, str]) -> str:
