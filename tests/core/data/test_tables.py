@@ -47,6 +47,14 @@ def test_quoted_cells_hold_delimiters_line_ends_and_quotes(tmp_path):
     ]
 
 
+def test_quotation_marks_mean_nothing_in_tabs_that_have_no_rule_for_them(tmp_path):
+    path = tmp_path / "t.tsv"
+    path.write_text('a\tb\n"Hello" he said\tx\ny\t"z"\n')
+    assert cells_of(path, "a", "b") == [['"Hello" he said', "x"], ["y", '"z"']]
+    path.write_text('a\tb\n"Hello\tyou"\tx\n')
+    assert cells_of(path, "a", "b") == [["Hello\tyou", "x"]]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

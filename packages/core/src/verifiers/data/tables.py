@@ -77,12 +77,15 @@ def _read_csv(path: Path) -> TextTable:
     if path.suffix.lower() == ".tsv":
         delimiter = "\t"
     delimiter = delimiter or max(_DELIMITERS, key=lambda mark: _regularity(text, mark))
-    rows = _csv_rows(text, delimiter, path)
+    quoting = csv.QUOTE_MINIMAL
+    if delimiter == "\t" and not _is_quoted_well(text, delimiter):
+        quoting = csv.QUOTE_NONE  # many programs write tabs without a rule for quotation marks
+    rows = _csv_rows(text, delimiter, path, quoting)
     columns = tuple(name.strip() for name in next(rows, []))
 
     def records(names: Sequence[str]) -> Iterator[Sequence[object] | None]:
         positions = [columns.index(name) for name in names]
-        for cells in itertools.islice(_csv_rows(text, delimiter, path), 1, None):
+        for cells in itertools.islice(_csv_rows(text, delimiter, path, quoting), 1, None):
             if any(cell.strip() for cell in cells[len(columns) :]):
                 yield None
             elif cells:
@@ -107,8 +110,20 @@ def _decoded(content: bytes, path: Path) -> tuple[str, str]:
     raise _unreadable(path, "it is no text in UTF-8, UTF-16 or Windows-1252; save it as CSV UTF-8")
 
 
-def _csv_rows(text: str, delimiter: str, path: Path) -> Iterator[list[str]]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+def _is_quoted_well(text: str, delimiter: str) -> bool:
+    try:
+        for _ in _csv_rows(text, delimiter, Path()):
+            pass
+    except DatasetError:
+        return False
+    return True
+
+
+def _csv_rows(
+    text: str, delimiter: str, path: Path, quoting: int = csv.QUOTE_MINIMAL
+) -> Iterator[list[str]]:
+    file = io.StringIO(text, newline="")
+    reader = csv.reader(file, delimiter=delimiter, quoting=quoting, strict=True)  # type: ignore[arg-type]  # one of csv's constants
     try:
         yield from reader
     except csv.Error as error:
