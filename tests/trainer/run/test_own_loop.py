@@ -1,6 +1,8 @@
 """A loop in the trainer's verbs is ``train``, bit for bit; what it accumulates is one step, and what
 it saves is all that it goes on from."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -187,3 +189,19 @@ def test_what_a_verb_cannot_take_is_said(tmp_path):
         with pytest.raises(ConfigError, match=r"got Group and takes .*: make a batch of groups by"):
             trainer.forward_backward(groups)
         assert trainer.forward_backward(trainer.batch_of(groups)) is not None
+
+
+def test_after_a_training_save_state_is_that_of_transformers(tmp_path):
+    trainer = small_trainer(tmp_path / "run", **RUN | {"max_steps": 1})
+    trainer.train()
+    trainer.save_state()
+    stored = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    assert stored["global_step"] == 1
+    with pytest.raises(ConfigError, match="save_state came after the end of a training"):
+        trainer.save_state(tmp_path / "late")
+    assert not (tmp_path / "late").exists()
+    assert not list((tmp_path / "run").glob("earlier-*"))
+    # negative control: before the first step there is a state
+    with small_trainer(tmp_path / "new", **RUN) as new:
+        new.save_state(tmp_path / "first")
+    assert (tmp_path / "first" / "MANIFEST.json").is_file()

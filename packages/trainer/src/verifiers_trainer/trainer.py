@@ -670,14 +670,24 @@ class RLTrainer(HFLoop):
                 self.ranks.share(self._raise_push_error, "the end of the step")
         return step.metrics
 
-    def save_state(self, folder: str | Path) -> None:
+    def save_state(self, folder: str | Path | None = None) -> None:
         """Write all that the run continues from to ``folder``: weights, optimizer, schedule, random
         generators, the state of the algorithm, and the position in the data with the rollouts not
-        yet trained. The folder is a checkpoint; an earlier one there is replaced.
+        yet trained. The folder is a checkpoint; an earlier one there is replaced. Without a folder
+        as in transformers: ``trainer_state.json`` in the output folder.
 
-        Raises ``ConfigError`` between ``forward_backward`` and ``optim_step``, and where ``folder``
-        has other content; ``CheckpointError`` when it cannot be written. Every process calls it.
+        Raises ``ConfigError`` between ``forward_backward`` and ``optim_step``, after the end of the
+        session, and where ``folder`` has other content; ``CheckpointError`` when it cannot be
+        written. Every process calls it.
         """
+        if folder is None:
+            super().save_state()
+            return
+        if not self.is_open and self.state.global_step:
+            raise ConfigError(
+                f"save_state came after the end of a training, whose checkpoints are in"
+                f" {self.args.folder}: call it before close, or copy one of them"
+            )
         with self.ranks.together():
             self.open()
             if self._open_step is not None:
