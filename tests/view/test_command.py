@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -172,8 +173,38 @@ def test_copying_tells_how_far_it_is(vf_view, runs, monkeypatch):
     ran = vf_view("export", str(runs), "site")
     assert "vf-view: copying, run 1 of " in ran.err
     assert re.search(r"copying, run \d of \d, \d+ rollouts", ran.err)
+    assert re.search(r"copying, run \d of \d, step 30\n", ran.err)
     monkeypatch.setattr("verifiers.view.export.REPORT_EVERY_S", 60.0)  # negative control
     assert "copying" not in vf_view("export", str(runs), "site").err
+
+
+COUNTS_OF_READS = """
+import sys
+from pathlib import Path
+from verifiers.view.catalog import Catalog
+from verifiers.view.export import export
+from verifiers.view.library import Library
+
+opened = []
+sys.addaudithook(lambda event, args: event == "open" and opened.append(str(args[0])))
+for folder in sys.argv[1:]:
+    opened.clear()
+    export(Library(Catalog([Path(folder)])), Path(folder + "-copy"))
+    print(*(sum(name in path for path in opened) for name in ("settings.json", "completions")))
+"""
+
+
+def test_a_copy_reads_the_settings_of_a_training_as_often_for_any_number_of_steps(tmp_path):
+    folders = [str(tmp_path / name / "learner") for name in ("short", "long")]
+    for folder, num_steps in zip(folders, (2, 9), strict=True):
+        view_runs.training(Path(folder), num_steps=num_steps)
+    command = [sys.executable, "-c", COUNTS_OF_READS, *folders]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (of_short, completions), (of_long, more) = (
+        map(int, line.split()) for line in said.splitlines()
+    )
+    assert of_short == of_long > 0
+    assert more > completions  # control: those of each step are read
 
 
 def test_the_modules_can_be_joined():

@@ -16,7 +16,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +98,32 @@ def settings(source: Source) -> dict[str, Any]:
     """The stored ``config`` and ``metadata``, the weights of the reward functions, where the numbers
     come from as lines of a table (``provenance``), and ``certificate``, the content of an installed
     environment's, in words ``audit``. *Raises* ConfigError for damaged files."""
-    try:
+    with _damage_told(source):
         return _settings(source)
+
+
+def weights(source: Source) -> dict[str, float]:
+    """The weight of each reward function, by name. *Raises* ConfigError as ``settings``, which
+    takes a hundred times as long."""
+    with _damage_told(source):
+        return _weights(_config(source.folder).get("config") or {})
+
+
+@contextlib.contextmanager
+def _damage_told(source: Source) -> Iterator[None]:
+    try:
+        yield
     except DAMAGE as error:
         raise ConfigError(
             f"the settings in {source.folder} are damaged ({type(error).__name__}: {error});"
             f" restore {CONFIG_NAME} and {METADATA_NAME}"
         ) from error
+
+
+def _weights(config: Mapping[str, Any]) -> dict[str, float]:
+    names, numbers = config.get("reward_functions") or [], config.get("reward_weights") or []
+    pairs = zip(names, numbers, strict=False)
+    return {name: value for name, value in pairs if isinstance(value, int | float)}
 
 
 def _settings(source: Source) -> dict[str, Any]:
@@ -113,8 +132,6 @@ def _settings(source: Source) -> dict[str, Any]:
     training = _training_facts(source.folder) if source.kind == TRAINING else {}
     facts = training.get("settings") or {}
     metadata = read_metadata(source.folder) or {}
-    names, weights = config.get("reward_functions") or [], config.get("reward_weights") or []
-    pairs = zip(names, weights, strict=False)
     env_id = config.get("env_id") or training.get("env_id") or metadata.get("env_id")
     record = training.get("provenance") or metadata.get("provenance")
     try:
@@ -130,7 +147,7 @@ def _settings(source: Source) -> dict[str, Any]:
         "noted": stored.get("noted") or {},
         "metadata": metadata,
         "provenance": provenance_rows(record),
-        "weights": {name: value for name, value in pairs if isinstance(value, int | float)},
+        "weights": _weights(config),
         "audit": None if certificate is None else str(certificate),
         "certificate": content,
     }

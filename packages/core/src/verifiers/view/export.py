@@ -166,14 +166,17 @@ def _sets(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _progress(library: Library, name: str) -> str:
     """How far the copy is, from the name of the file just written: ``run 2 of 3,
-    40,000 rollouts``."""
+    40,000 rollouts``; of a training the step."""
     parts = name.split("/")
     if not parts[0].isdigit():
         return "reading the list of runs"
+    run = f"run {int(parts[0]) + 1} of {len(library.catalog.sources())}"
+    if parts[1].startswith("step-"):
+        return f"{run}, {parts[1].replace('-', ' ')}"
     kind, _, number = parts[-1].rpartition("-")
     size = {"rollouts": ROWS_PER_FILE, "previews": PREVIEWS_PER_FILE}.get(kind)
     rows = f", {(int(number) + 1) * size:,} {kind}" if size else ""
-    return f"run {int(parts[0]) + 1} of {len(library.catalog.sources())}{rows}"
+    return f"{run}{rows}"
 
 
 def _rows(

@@ -161,7 +161,7 @@ class Library:
         self, run_id: str, numbers: Sequence[int], step: int | None = None
     ) -> dict[str, Any]:
         """Complete rollouts, by row number."""
-        weights = describe.settings(self.catalog.get(run_id))["weights"]
+        weights = describe.weights(self.catalog.get(run_id))
         rows = zip(numbers, self._read_index(run_id, step).rows(numbers), strict=True)
         pages = {n: {"row": n} | rollout.page(row, weights, self._pieces) for n, row in rows}
         return {"rollouts": {str(number): page for number, page in pages.items()}}
