@@ -111,6 +111,24 @@ def test_what_unpacks_to_much_more_is_refused(tmp_path, monkeypatch):
             read_table(tmp_path / name)
 
 
+def test_a_value_that_is_stored_once_for_every_row_is_no_way_around_the_limit(
+    tmp_path, monkeypatch
+):
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "t.parquet"
+    column = pyarrow.array(["x" * 10_000] * 1000)
+    pyarrow.parquet.write_table(pyarrow.table({"a": column}), path, row_group_size=1000)
+    assert path.stat().st_size < 40_000
+    assert len(cells_of(path, "a")) == 1000
+    monkeypatch.setattr(tables, "MAX_FILE_BYTES", 40_000)
+    with pytest.raises(
+        DatasetError, match=r"^cannot read the table '[^']+': it unpacks to more than 160000"
+    ):
+        cells_of(path, "a")
+
+
 def test_a_cell_far_out_makes_no_large_sheet(tmp_path):
     openpyxl = pytest.importorskip("openpyxl", reason="the extra excel is not installed")
     book = openpyxl.Workbook()

@@ -25,7 +25,8 @@ MAX_ROWS = 100_000
 MAX_COLUMNS = 1000
 _DELIMITERS = ",;\t|"
 _SAMPLE_ROWS = 50
-_BATCH_ROWS = 64
+_BATCH_ROWS = 1024
+_BATCH_BYTES = 2**28
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +202,23 @@ def _read_parquet(path: Path) -> TextTable:
         groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
         raise _unreadable(path, f"it is no readable Parquet file: {error}") from error
-    if sum(group.total_byte_size for group in groups) > 4 * MAX_FILE_BYTES:
-        raise _unreadable(path, f"it unpacks to more than {size_text(4 * MAX_FILE_BYTES)}")
+    too_large = _unreadable(path, f"it unpacks to more than {size_text(4 * MAX_FILE_BYTES)}")
+    num_bytes = sum(group.total_byte_size for group in groups)
+    if num_bytes > 4 * MAX_FILE_BYTES:
+        raise too_large
+    # a value that is stored once may be that of every row
+    batch_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(num_bytes, 1)))
 
     def records(names: Sequence[str]) -> Iterator[Sequence[object]]:
+        num_unpacked = 0
         try:
-            for batch in file.iter_batches(_BATCH_ROWS, columns=list(dict.fromkeys(names))):
+            for batch in file.iter_batches(batch_rows, columns=list(dict.fromkeys(names))):
+                num_unpacked += batch.nbytes
+                if num_unpacked > 4 * MAX_FILE_BYTES:
+                    raise too_large
                 yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+        except DatasetError:  # a ValueError
+            raise
         except (
             OSError,
             ValueError,  # a date or a time that Python has no value for
