@@ -483,6 +483,21 @@ def test_an_agent_program_works_in_the_sandbox_of_the_task_and_is_graded_in_anot
     assert output.metrics["num_turns"] == 2
 
 
+@pytest.mark.parametrize(
+    ("toml", "setting"),
+    [
+        ("[environment]\nmemory_mb = 256\n", "environment.memory_mb of its task.toml"),
+        ("", "memory_gb"),
+    ],
+)
+def test_an_agent_program_without_memory_names_the_key_of_its_task(tmp_path, toml, setting):
+    task = write_task(tmp_path / "one", toml)
+    script = PROGRAM + "b = b'x' * 2**30\ntime.sleep(20)"
+    (output,) = run_program(task, script, memory_gb=0.25).outputs
+    assert output.error["error"] == "SandboxLimit"
+    assert output.error["message"].endswith(f"reached the limit of memory ({setting})")
+
+
 def test_an_agent_program_forges_no_verdict(task, tmp_path):
     # the daemon has time to write after the test
     waits = write_task(tmp_path / "waits", test=f"{TEST}sleep 0.5\n")

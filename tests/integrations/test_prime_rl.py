@@ -282,6 +282,22 @@ def test_every_problem_is_named_at_once(tmp_path):
         read(file(tmp_path, "slurm = true\n[ckpt]\nkeep = 1"))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('model = "builtin:tiny"\nenv = "reverse-text"', "run.toml is a file of vf-train, not of"),
+        ('env = "reverse-text"', "run.toml is a file of vf-train, not of prime-rl"),
+        ('[project]\nname = "x"', "run.toml is perhaps no file of prime-rl: none of its keys"),
+        ("train = 3", "run.toml is no file of prime-rl: a value has another shape"),
+    ],
+)
+def test_a_file_of_another_program_says_so(tmp_path, text, said):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(vf.ConfigError, match=said):
+        read(path)
+
+
 def test_formats_are_told_apart():
     assert is_prime_rl(tomllib.loads(ONE_FILE))
     assert is_prime_rl(tomllib.loads(ORCHESTRATOR))

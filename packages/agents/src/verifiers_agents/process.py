@@ -114,6 +114,8 @@ class Limits:
     max_output_bytes: int
     max_log_bytes: int
     max_file_bytes: int
+    settings: Mapping[str, str] = field(default_factory=lambda: SETTINGS)
+    """Limit of the sandbox -> what sets it, for the error."""
 
 
 @dataclass(slots=True)
@@ -339,7 +341,8 @@ class AgentProcess:
     def _report(self, result: ExecResult) -> dict[str, Any]:
         if result.timed_out or result.limit in ("memory", "cpu", "file", "processes", "wall"):
             limit = "wall" if result.timed_out else str(result.limit)
-            setting = f" ({SETTINGS[limit]})" if limit in SETTINGS else ""
+            settings = self._limits.settings
+            setting = f" ({settings[limit]})" if limit in settings else ""
             raise SandboxLimit(
                 f"the agent {self._agent.name!r} was ended: its sandbox reached the limit of"
                 f" {limit}{setting}",

@@ -18,7 +18,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
@@ -40,6 +40,7 @@ from verifiers_agents.harbor.building import Layer
 from verifiers_agents.harbor.images import Images, ImageStore
 from verifiers_agents.harbor.task import HarborTask, read_tasks
 from verifiers_agents.process import (
+    SETTINGS,
     AgentFolders,
     AgentProcess,
     Limits,
@@ -58,6 +59,16 @@ SYSTEM_PROMPT = (
 )
 LIMITS = Limits(max_output_bytes=16 * 2**20, max_log_bytes=128 * 1024, max_file_bytes=2**20)
 """Bounds of an agent program's output."""
+
+
+def _settings_of(task: HarborTask) -> dict[str, str]:
+    """Limit of a task's sandbox -> what sets it: the key of its ``task.toml``, if it has it."""
+    keys = {
+        "memory": "memory_mb" if task.memory_mb else "",
+        "file": "storage_mb" if task.storage_mb else "",
+    }
+    of_task = {limit: f"environment.{key} of its task.toml" for limit, key in keys.items() if key}
+    return {**SETTINGS, **of_task}
 
 
 @dataclass(slots=True)
@@ -338,10 +349,11 @@ class HarborEnv(AgentTurns, SandboxEnv):
     ) -> AgentProcess:
         """Prepare the agent in the sandbox of the task, in its work folder."""
         sandbox = await self.get_sandbox(state)
-        build, prompt = state["harbor"].task.build, self.prompt_for_agent(state)
+        task, prompt = state["harbor"].task, self.prompt_for_agent(state)
+        build, limits = task.build, replace(LIMITS, settings=_settings_of(task))
         paths = AgentFolders.isolated(build.workdir, build.root is not None)
         return await AgentProcess.open(
-            agent, installed, sandbox, paths, route, prompt, self.agent_files, LIMITS
+            agent, installed, sandbox, paths, route, prompt, self.agent_files, limits
         )
 
     @stop(priority=50)

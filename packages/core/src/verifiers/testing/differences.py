@@ -192,7 +192,7 @@ def _error_text(error: Mapping[str, Any] | None) -> str | None:
 
 def _around(saved: Any, now: Any) -> tuple[str, str]:
     """Both values as text; of long ones what is around the first character that differs."""
-    texts = [_shown(value) for value in (saved, now)]
+    texts = [_value_text(value) for value in (saved, now)]
     if max(map(len, texts)) <= NUM_SHOWN:
         return texts[0], texts[1]
     pairs = enumerate(zip_longest(*texts))
@@ -204,7 +204,7 @@ def _around(saved: Any, now: Any) -> tuple[str, str]:
     return excerpts[0], excerpts[1]
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """A value for a reader: text as it is, nothing as a dash, else JSON."""
     if value is None:
         return "–"

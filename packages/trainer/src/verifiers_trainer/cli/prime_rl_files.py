@@ -8,6 +8,7 @@ no environment.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from verifiers.cli.common.reader import TomlFile
 from verifiers.errors import ConfigError
 from verifiers_trainer.cli.settings import SAMPLING
 
+WITHOUT = "a key of prime-rl without a counterpart here"
 ARGS = ("trainer", "args")
 NUMBERS = {
     "max_steps": "max_steps",
@@ -112,7 +114,7 @@ class _Reading:
             )
 
     def refuse(self, key: str) -> None:
-        self.problems.append(f"{self.source}: {key}: a key of prime-rl without a counterpart here")
+        self.problems.append(f"{self.source}: {key}: {WITHOUT}")
 
 
 def read(*paths: str | Path) -> dict[str, Any]:
@@ -131,11 +133,34 @@ def read_tables(*files: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
     reading = _Reading()
     for source, tables in files:
         reading.source = source
-        _read_tables(tables, reading)
+        _read_file(tables, reading)
     _move_to_the_run(reading.document)
     if reading.problems:
         raise ConfigError("\n".join(reading.problems))
     return reading.document
+
+
+def _read_file(tables: Mapping[str, Any], reading: _Reading) -> None:
+    """Read a file. *Raises* ConfigError for one that is not of prime-rl."""
+    source, num_before = reading.source, len(reading.problems)
+    if isinstance(tables.get("model"), str) or isinstance(tables.get("env"), str):
+        raise ConfigError(
+            f"{source} is a file of vf-train, not of prime-rl, whose model is a table: vf-train @"
+            f" {source}"
+        )
+    before = copy.deepcopy(reading.document)
+    try:
+        _read_tables(tables, reading)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"{source} is no file of prime-rl: a value has another shape"
+            f" ({type(error).__name__}: {error})"
+        ) from error
+    problems = reading.problems[num_before:]
+    if problems and reading.document == before and all(p.endswith(WITHOUT) for p in problems):
+        reading.problems.insert(
+            num_before, f"{source} is perhaps no file of prime-rl: none of its keys counts here"
+        )
 
 
 def _move_to_the_run(document: dict[str, Any]) -> None:
