@@ -2,6 +2,7 @@
 them is left."""
 
 import asyncio
+import itertools
 import json
 import math
 import subprocess
@@ -853,3 +854,35 @@ def test_an_agent_is_its_identity():
         {"tools": []},
     ):
         assert described() != described(**changed)
+
+
+def test_sub_agents_in_parallel_are_a_sample_each():
+    async def agent(state):
+        async def ask(*messages):
+            roles = ("system", "user", "assistant", "user")
+            prompt = [{"role": r, "content": t} for r, t in zip(roles, messages, strict=False)]
+            answer = await client.chat.completions.create(
+                model="policy", messages=prompt, tools=[tool], timeout=30
+            )
+            return answer.choices[0].message.content
+
+        async def delegate(number):
+            first = await ask("You help.", f"part {number}")
+            return await ask("You help.", f"part {number}", first, "go on")
+
+        function = {"name": "t", "description": "", "parameters": {"type": "object"}}
+        tool = {"type": "function", "function": function}
+        async with (
+            vf.model_gateway(state) as url,
+            openai.AsyncOpenAI(base_url=url, api_key="unused") as client,
+        ):
+            first = await ask("You lead.", "begin")
+            await asyncio.gather(*map(delegate, range(3)))
+            await ask("You lead.", "begin", first, "end")
+
+    numbers = itertools.count()
+    env = vf.AgentEnv(agent=agent, dataset=[{"question": "q"}])
+    client = ScriptedClient(lambda request: f"reply {next(numbers)}", tokens=True)
+    (output,) = env.evaluate(client, "m", state_columns=["trajectory"]).outputs
+    assert output["agent"]["roles"] == ["main", *["subagent"] * 6, "main"]
+    assert [len(branch.turns) for branch in output["trajectory"].branches()] == [2, 2, 2, 2]
