@@ -58,9 +58,9 @@ class CheckReport:
         return lines + [f"  note: {note}" for note in self.notes]
 
 
-def counted(findings: Sequence[Finding], name: str) -> str:
+def counted(items: Sequence[object], name: str) -> str:
     """``2 errors``, ``no errors``."""
-    return f"{len(findings) or 'no'} {name}{'' if len(findings) == 1 else 's'}"
+    return f"{len(items) or 'no'} {name}{'' if len(items) == 1 else 's'}"
 
 
 @dataclass(slots=True)

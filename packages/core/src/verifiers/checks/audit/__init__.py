@@ -217,6 +217,8 @@ class _Subject:
     is_graded: bool = False
     """Whether a reward other than 0 and 1 was seen."""
     unfinished: list[str] = field(default_factory=list)
+    why_unknown: str = ""
+    """Of the first non-solution whose reward is unknown: its error, after a colon."""
 
     @property
     def findings(self) -> Findings:
@@ -318,6 +320,10 @@ class _Subject:
         if more and earned:
             trials += await self.player.play(policy.policy, more)
         self._look_at(trials)
+        unknown = [trial for trial in trials if math.isnan(trial.reward)]
+        if unknown and not self.why_unknown:
+            error = unknown[0].state["error"]
+            self.why_unknown = f": {error_text(error)}" if error else ""
         wrong = [trial for trial in trials if not self._solves(policy, trial)]
         share = sum(map(self._is_paid, wrong)) / len(wrong) if wrong else math.nan
         paid = self._as_paid(policy, trials, share, is_task=len(wrong) <= len(trials) / 2)
@@ -453,6 +459,14 @@ class _Subject:
                 f"the time was up: {len(self.unfinished)} non-solutions were not tried"
             )
         played = [paid for paid in self.audit_of.paid if not paid.is_task]
+        if unknown := [paid for paid in played if math.isnan(paid.reward)]:
+            self.findings.warn(
+                "reward-is-unknown",
+                f"the reward of {len(unknown)} of {len(played)} non-solutions is unknown, so"
+                f" nothing is known of what they are paid{self.why_unknown}",
+                self.location,
+                "give the audit what the reward needs, a judge's server and key for example",
+            )
         often = [paid for paid in played if paid.share_wrong_paid >= MANY_ROWS]
         full = [paid for paid in often if paid.family != "odd form"]
         odd = [paid for paid in often if paid.family == "odd form"]

@@ -95,7 +95,7 @@ class AuditReport(CheckReport):
     def __str__(self) -> str:
         if not self.ok:
             verdict = counted(self.errors, "error")
-        elif self.non_solutions:
+        elif any(not math.isnan(paid.reward) for paid in self.non_solutions):
             verdict = "no way to be paid without solving it was found"
         else:
             verdict = "the reward was not audited"
@@ -120,9 +120,12 @@ class AuditReport(CheckReport):
         """The right answer, and the non-solutions that earned most."""
         lines = [] if self.oracle is None else [_line("a right answer", self.oracle)]
         played = [p for p in self.non_solutions if p.is_policy or p.share_wrong_paid > 0]
+        unknown = [paid for paid in played if math.isnan(paid.reward)]
         earning = [paid for paid in played if paid.reward > 0]
         lines += [_line(paid.name, paid) for paid in earning[:MAX_SHOWN]]
-        if num_more := len(played) - len(earning[:MAX_SHOWN]):
+        if unknown:
+            lines.append(f"  the reward of {counted(unknown, 'non-solution')} is unknown")
+        if num_more := len(played) - len(unknown) - len(earning[:MAX_SHOWN]):
             earned = "earned nothing" if len(earning) <= MAX_SHOWN else "earned no more"
             lines.append(f"  {num_more} {'more ' if earning else ''}non-solutions {earned}")
         return lines
