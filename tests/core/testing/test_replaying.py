@@ -7,6 +7,7 @@ import threading
 import pytest
 
 import verifiers as vf
+from support.isolated import needs_sandbox
 from verifiers.testing import ScriptedClient, replay
 
 ROWS = [{"question": f"1 + {n}", "answer": str(1 + n)} for n in range(3)]
@@ -197,3 +198,15 @@ def test_a_rollout_without_turns_is_refused_with_the_flag_that_saves_them():
     run = tool_env().evaluate(ScriptedClient(answer), "m", num_examples=1)
     with pytest.raises(vf.ConfigError, match="-C trajectory"):
         replay(tool_env(), run.rollout(0))
+
+
+def test_a_sandbox_is_opened_again_and_its_times_are_no_difference():
+    env = vf.PythonEnv(dataset=ROWS[:1], pip_install_packages="", sandbox=needs_sandbox())
+    code = {"code": "print(6 * 7)"}
+    rollout = saved(env, ScriptedClient([vf.ToolCall("c1", "python", code), "42"])).rollout(0)
+    assert rollout["sandbox_ready_wait_time"] > 0
+    result = replay(env, rollout)
+    assert result.difference is None
+    turn = rollout["trajectory"].turns[1]
+    turn.prompt = [*turn.prompt[:2], {**turn.prompt[2], "content": "41"}]
+    assert replay(env, rollout).difference.name == "python"

@@ -141,10 +141,12 @@ async def a_replay(
     if len(turns) == len(client.order):  # calls of several agents come in any order
         order = sorted(range(len(turns)), key=client.order.__getitem__)
         now["trajectory"] = Transcript(turns[index] for index in order)
-    unscored, notes = [], [note] if note else []
+    measured = [function.name for function in env.for_row(row).monitor_rubric.functions]
+    unscored = [name for name in measured if name.endswith("_time")]
+    notes = [note] if note else []
     if env.rubric.has_group_rewards:
         names = [function.name for function in env.rubric.functions if function.is_group]
-        unscored = [*names, "reward"]
+        unscored += [*names, "reward"]
         notes.append(
             f"{', '.join(names)} and the reward are not compared: they depend on the rollout's"
             " siblings, which are not run"
