@@ -60,7 +60,7 @@ SMALL = {
             "kept",
         ),
     ),
-    "vf-init": ("id", "path", "files"),
+    "vf-init": ("id", "path", "files", "table"),
     "vf-install": ("command", "distribution", "version", "entry_point"),
     "vf-setup": ("files",),
     "vf-serve-env": ("url",),

@@ -14,16 +14,19 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from verifiers.cli.common.command import Call, SmallCommand, one_word, option
 from verifiers.cli.common.completion import paths, words
 from verifiers.cli.common.writing import write_files
 from verifiers.cli.install.project_files import Workspace, find_workspace
 from verifiers.cli.scaffold import TABLE, TEMPLATES, Names, parse_name, render
-from verifiers.cli.table import Questions, read_questions
 from verifiers.errors import ConfigError
 from verifiers.runtime.install_lines import CORE, origin_of
 from verifiers.runtime.suggest import closest
+
+if TYPE_CHECKING:
+    from verifiers.cli.table import Questions
 
 ENVS = Path("packages/envs")
 """Folder of the environments in a workspace."""
@@ -111,6 +114,8 @@ def questions_of(call: Call) -> Questions | None:
             " --multi-file"
         )
     separator = options["answer_separator"]
+    from verifiers.cli.table import read_questions  # loads numpy
+
     return read_questions(
         Path(options["from"]).expanduser(),
         options["question_column"],
