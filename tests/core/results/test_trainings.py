@@ -17,9 +17,9 @@ from verifiers.results.trainings import (
     Training,
     by_settings,
     compare_seeds,
-    trainings_below,
     welch,
 )
+from verifiers.storage.directory import trainings_below
 
 
 def training(folder, name, reward, steps=20, max_steps=20, evaluated=None, **settings):

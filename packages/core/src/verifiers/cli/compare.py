@@ -80,7 +80,7 @@ def run(call: Call) -> None:
 
 def _trainings(words: list[str]) -> list[Path]:
     """The trainings that the words name, or the folders above them; empty when a word has none."""
-    from verifiers.results.trainings import trainings_below
+    from verifiers.storage.directory import trainings_below
 
     below = [trainings_below(word) for word in words]
     return [path for paths in below for path in paths] if all(below) else []

@@ -13,12 +13,15 @@ import json
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from verifiers.cli.table import Questions
 from verifiers.environments.local_sources import normalize_name
 from verifiers.environments.registry import parse_env_id
 from verifiers.errors import ConfigError
 from verifiers.runtime.syntax import parse_python
+
+if TYPE_CHECKING:
+    from verifiers.cli.table import Questions
 
 TEMPLATES = {
     "single": (

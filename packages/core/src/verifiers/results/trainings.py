@@ -22,9 +22,8 @@ from verifiers.results.comparison import ALPHA, SAME, holm
 from verifiers.results.distributions import t_cdf, t_quantile
 from verifiers.runtime.bounded import MAX_FILE_BYTES, read_file, read_text
 from verifiers.runtime.decoding import decode_json
-from verifiers.storage.directory import may_hold_runs
+from verifiers.storage.directory import METRICS_NAME, SETTINGS_NAME
 
-METRICS, SETTINGS = "metrics.jsonl", "settings.json"
 EDGE_STEPS = 10
 """Number of first and of last steps whose rewards are compared."""
 SEEDS = ("seed", "data_seed")
@@ -50,15 +49,15 @@ class Training:
         training's."""
         path = Path(folder)
         try:
-            stored = decode_json(read_file(path / SETTINGS))
-            lines = [decode_json(line) for line in _lines(path / METRICS)]
+            stored = decode_json(read_file(path / SETTINGS_NAME))
+            lines = [decode_json(line) for line in _lines(path / METRICS_NAME)]
             settings = {**stored["configuration"], "model": stored["model"]}
             max_steps = stored["max_steps"]
             rows = [line for line in lines if isinstance(line, dict)]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{folder} is no training that can be read ({error!r}): it needs {SETTINGS} and"
-                f" {METRICS}, which vf-train writes"
+                f"{folder} is no training that can be read ({error!r}): it needs {SETTINGS_NAME} and"
+                f" {METRICS_NAME}, which vf-train writes"
             ) from error
         ends = edge_rewards(rows)
         if ends is None:
@@ -94,18 +93,6 @@ def edge_rewards(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, int] 
         return None
     edge = max(1, min(EDGE_STEPS, len(rewards) // 2))
     return fmean(rewards[:edge]), fmean(rewards[-edge:]), edge
-
-
-def trainings_below(folder: str | os.PathLike[str]) -> list[Path]:
-    """The folder, if it is a training's, else those of trainings below it, by name; symbolic links
-    are not followed."""
-    trainings = []
-    for path, names, files in os.walk(folder):
-        if METRICS in files and SETTINGS in files:
-            trainings.append(Path(path))
-            names.clear()
-        names[:] = filter(may_hold_runs, names)
-    return sorted(trainings)
 
 
 # --- groups of seeds ------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ from verifiers.storage.files import LOCK_NAME, HeldFile, atomic_write, remove_le
 from verifiers.storage.journal import Journal
 
 CONFIG_NAME, RESULTS_NAME, METADATA_NAME = "config.json", "results.jsonl", "metadata.json"
+METRICS_NAME, SETTINGS_NAME = "metrics.jsonl", "settings.json"
+"""Files that a training's folder has."""
 COMPLETIONS_NAME = "completions"
 """Folder of a training run with the rollouts of its steps."""
 _WITHOUT_RUNS = frozenset(("node_modules", "__pycache__", "site-packages", COMPLETIONS_NAME))
@@ -173,6 +175,18 @@ def evaluations_below(folder: str | os.PathLike[str]) -> list[Path]:
             names.clear()
         names[:] = filter(may_hold_runs, names)
     return sorted(runs)
+
+
+def trainings_below(folder: str | os.PathLike[str]) -> list[Path]:
+    """The folder, if it is a training's, else those of trainings below it, by name; symbolic links
+    are not followed."""
+    trainings = []
+    for path, names, files in os.walk(folder):
+        if METRICS_NAME in files and SETTINGS_NAME in files:
+            trainings.append(Path(path))
+            names.clear()
+        names[:] = filter(may_hold_runs, names)
+    return sorted(trainings)
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:

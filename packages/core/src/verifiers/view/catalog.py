@@ -22,9 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verifiers.errors import ConfigError
-from verifiers.storage.directory import COMPLETIONS_NAME, RESULTS_NAME, may_hold_runs
+from verifiers.storage.directory import (
+    COMPLETIONS_NAME,
+    METRICS_NAME,
+    RESULTS_NAME,
+    may_hold_runs,
+)
 
-METRICS_NAME = "metrics.jsonl"
 EVALUATION, TRAINING = "evaluation", "training"
 MAX_DEPTH = 10
 """Folder levels that are searched for runs."""

@@ -29,13 +29,14 @@ from verifiers.runtime.decoding import read_json
 from verifiers.storage.directory import (
     CONFIG_NAME,
     METADATA_NAME,
+    METRICS_NAME,
     RESULTS_NAME,
     read_config,
     read_metadata,
 )
 from verifiers.storage.files import LOCK_NAME
 from verifiers.storage.provenance import provenance_rows
-from verifiers.view.catalog import METRICS_NAME, TRAINING, Source
+from verifiers.view.catalog import TRAINING, Source
 from verifiers.view.curves import Curves
 
 log = logging.getLogger(__name__)

@@ -25,9 +25,10 @@ from verifiers.results.labels import LABEL, completion_hash, read_labels, write_
 from verifiers.results.sets import partners_within
 from verifiers.results.statistics import known_values
 from verifiers.results.stored import StoredOutputs
+from verifiers.storage.directory import METRICS_NAME
 from verifiers.storage.proof import proof_of, read_proof
 from verifiers.view import describe, rollout, sets
-from verifiers.view.catalog import METRICS_NAME, TRAINING, Catalog
+from verifiers.view.catalog import TRAINING, Catalog
 from verifiers.view.curves import Curves
 from verifiers.view.listing import Listing
 
