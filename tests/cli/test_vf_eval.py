@@ -479,7 +479,7 @@ def test_the_flags_are_frozen(vf_eval):
         " --retry-errors --no-retry-errors --state-columns --save-to-hf-hub --no-save-to-hf-hub"
         " --hf-hub-dataset-name --progress --abbreviated-summary --json --dump-config --dry-run"
         " --verbose --quiet --version --detect --until-half-width --until-decided --reward-range"
-        " --max-cost --max-total-tokens --cache --price --new --set --schema".split()
+        " --max-cost --max-total-tokens --cache --price --new --set --schema --replay".split()
     )
 
 
