@@ -286,6 +286,19 @@ def test_a_model_whose_layers_need_another_mask_does_not_share():
     assert check_sharing(tiny_llama().bfloat16()).ok
 
 
+@pytest.mark.parametrize("attention", ["eager", "flash_attention_2"])
+def test_attention_that_would_not_apply_the_mask_takes_no_trees(attention):
+    """Eager attention would add it: log-probabilities .1 nats off, without a word."""
+    model = tiny_llama()
+    install_logprob_forward(model)
+    model.config._attn_implementation = attention
+    samples = tree_samples(2)
+    with pytest.raises(TypeError, match="attn_implementation='sdpa'"):
+        outputs_and_gradient(model, samples, share_prompts=True)
+    if attention == "eager":
+        outputs_and_gradient(model, samples)  # without nodes as before
+
+
 def test_rows_with_trees_travel_between_ranks():
     samples = tree_samples(3)
     (rows,) = pack(

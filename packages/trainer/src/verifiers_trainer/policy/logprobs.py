@@ -399,6 +399,12 @@ def _logprob_forward(
     before, predicted = index - 1, index
     computed, computed_positions = tokens, positions
     if node_ids is not None:
+        attention = self.config.get_text_config()._attn_implementation
+        if attention != "sdpa":  # eager attention would add the mask, flash attention drop it
+            raise TypeError(
+                f"prefix trees need the mask of PyTorch's attention: load the model with"
+                f" attn_implementation='sdpa', not {attention!r}, or give rows without node_ids"
+            )
         row_nodes = node_ids.reshape(-1).cpu().numpy()
         nodes = Nodes.of(row_nodes, positions.numpy())
         # a node that several samples are trained on goes through the head once
