@@ -163,7 +163,9 @@ class AskedAgain(vf.MultiTurnEnv):
 @pytest.mark.parametrize("history", ["template", "exact"])
 def test_several_turns_and_stop_strings_train_exactly(tmp_path, history):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(tiny_config("lfm2"))
+    tokenizer, model_config = build_tiny_tokenizer(), tiny_config("lfm2")
+    model_config.vocab_size = len(tokenizer)  # a random model samples ids of padding rows too
+    model = AutoModelForCausalLM.from_config(model_config)
     env = AskedAgain(
         dataset=[{"question": f"Number {n}"} for n in range(4)],
         rubric=vf.Rubric(funcs=[lambda completion: float(len(str(completion)) % 7)]),
@@ -184,7 +186,7 @@ def test_several_turns_and_stop_strings_train_exactly(tmp_path, history):
         report_to="none",
         disable_tqdm=True,
     )
-    trainer = vf.RLTrainer(model, env, config, build_tiny_tokenizer())
+    trainer = vf.RLTrainer(model, env, config, tokenizer)
     trainer.train()
     assert not trainer.args.packing
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -35,7 +35,7 @@ from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.algorithm.group import apply_length_rules
 from verifiers_trainer.algorithm.losses import LossInput
 from verifiers_trainer.policy import checkpoint_files, loading, preparation
-from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.policy.preparation import num_prompt_tokens
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
@@ -106,10 +106,11 @@ def test_every_lora_field_reaches_the_adapter():
         "lora_modules_to_save": ["norm"],
         "lora_use_rslora": True,
     }
-    made = preparation.lora_config(RLConfig(**fields))
+    model = build_tiny_model()
+    made = preparation.lora_config(RLConfig(**fields), model)
     assert (made.r, made.lora_alpha, made.lora_dropout, made.use_rslora) == (3, 9, 0.1, True)
     assert (made.target_modules, made.modules_to_save) == ({"q_proj"}, ["norm"])
-    plain = preparation.lora_config(RLConfig())
+    plain = preparation.lora_config(RLConfig(), model)
     assert (plain.modules_to_save, plain.use_rslora) == (None, False)
 
 
