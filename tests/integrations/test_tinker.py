@@ -12,6 +12,7 @@ import pytest
 import verifiers as vf
 from support.integration_envs import ScriptedTokens, tool_env
 from support.peer_double import install
+from support.running_baseline import BASELINE
 from support.tinker_service import REPLACED, Service
 from verifiers.errors import CheckpointError, ModelError, RunError, RunMismatch
 from verifiers.rollouts.turn import Turn
@@ -124,30 +125,6 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(tmp_path, service):
     assert cut.training.logits == pytest.approx(uncut.training.logits, abs=1e-6)
     assert [row["step"] for row in metrics(tmp_path / "cut")] == list(range(1, 9))
     assert "restore" in service.log
-
-
-BASELINE = """
-class RunningBaseline:
-    compares = False
-    mean, count = 0.0, 0
-
-    def __call__(self, rewards_G, lengths_G=None):
-        advantages = [rewards - self.mean for rewards in rewards_G]
-        for rewards in rewards_G:
-            self.count += len(rewards)
-            self.mean += float((rewards - self.mean).sum()) / self.count
-        return advantages
-
-    def state(self):
-        return {"mean": self.mean, "count": self.count}
-
-    def load(self, saved):
-        self.mean, self.count = saved["mean"], saved["count"]
-
-
-class Forgetful(RunningBaseline):
-    state = None
-"""
 
 
 def test_the_state_of_an_advantage_is_in_the_checkpoint(tmp_path, service, monkeypatch):

@@ -7,31 +7,14 @@ import sys
 
 import pytest
 
+from support.running_baseline import BASELINE
 from support.training import metrics_of, small_trainer, weights_hash
 from verifiers_trainer.algorithm.state import load_state, state_of
 from verifiers_trainer.settings.config import RLConfig
 
-FILE = """
-class RunningBaseline:
-    compares = False
-    mean, count = 0.0, 0
-
-    def __call__(self, rewards_G, lengths_G=None):
-        advantages = [rewards - self.mean for rewards in rewards_G]
-        for rewards in rewards_G:
-            self.count += len(rewards)
-            self.mean += float((rewards - self.mean).sum()) / self.count
-        return advantages
-
-    def state(self):
-        return {"mean": self.mean, "count": self.count}
-
-    def load(self, saved):
-        self.mean, self.count = saved["mean"], saved["count"]
-
-
-class Forgetful(RunningBaseline):
-    state = None
+FILE = (
+    BASELINE
+    + """
 
 
 class Scaled:
@@ -55,6 +38,7 @@ class Scaled:
 class ForgetfulScaled(Scaled):
     state = None
 """
+)
 RUN = {"deterministic": True, "max_off_policy_steps": 0, "save_strategy": "steps", "save_steps": 2}
 
 

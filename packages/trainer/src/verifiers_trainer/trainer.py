@@ -541,7 +541,7 @@ class RLTrainer(HFLoop):
             self._session.enter_context(compiled_layers(self.model, self.args))
             try:
                 self.prepare(folder)
-            except BaseException:
+            except BaseException:  # an interrupt too: what was begun is closed; raised again
                 self.close()
                 raise
 
@@ -561,8 +561,8 @@ class RLTrainer(HFLoop):
                 )
             try:
                 batch = next(self.stream, None)
-            except BaseException:
-                self.stream = iter(self.get_train_dataloader())  # an error ends a generator
+            except BaseException:  # it has ended the generator: a new one is made; raised again
+                self.stream = iter(self.get_train_dataloader())
                 raise
             self._drawn_at, self.is_complete = self.policy_version, batch is None
             return batch
@@ -715,7 +715,7 @@ class RLTrainer(HFLoop):
             self._loss_before = state_of(self.args, ("loss",))
         try:
             yield
-        except BaseException:
+        except BaseException:  # an interrupt too: half a step leaves nothing; raised again
             self._open_step = None
             load_state(self.args, self._loss_before)
             self.model_wrapped.zero_grad()
