@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import re
+from pathlib import Path
 
 import pytest
 
@@ -243,3 +244,18 @@ def test_trainings_are_compared_by_their_seeds(eval_folder, vf_compare):
     assert ran.code == 2
     assert "2 of 4 steps" in ran.err
     assert vf_compare("low", "high", "--anyway").code == 0
+
+
+def test_evaluations_beside_trainings_are_named(eval_folder, saved, vf_compare):
+    for seed, (low, high) in enumerate([(0.2, 0.6), (0.22, 0.64)]):
+        trained(eval_folder / "outputs/low", f"seed={seed}", low, seed=seed)
+        trained(eval_folder / "outputs/high", f"seed={seed}", high, seed=seed, beta=0.1)
+    assert vf_compare("outputs").err == ""  # negative control
+    evaluation = saved("m", last_word)
+    ran = vf_compare("outputs")
+    assert ran.code == 0
+    assert "the trainings alone were compared, not the evaluations beside them" in ran.err
+    assert Path(evaluation).name in ran.err
+    mixed = vf_compare("outputs/low", evaluation)
+    assert mixed.code == 2
+    assert f"outputs/low holds trainings and {evaluation} holds none" in mixed.err

@@ -48,6 +48,13 @@ def test_arguments_are_those_of_the_run_unless_given(vf_eval):
     assert "the saved row was run" in given.out
 
 
+def test_flags_of_a_new_run_are_said_to_have_no_effect(saved, vf_eval):
+    ran = vf_eval("toy", "--replay", f"{saved}:3", *"-m other -n 5 -a {}".split())
+    assert ran.code == 0
+    assert "note: without effect: --model, --num-examples (" in ran.out
+    assert "--env-args" not in ran.out
+
+
 @pytest.mark.parametrize(
     ("words", "because"),
     [

@@ -573,12 +573,6 @@ def the_same_question_with_two_answers():
     return single([*rows, {**rows[3], "answer": "1"}], exact)
 
 
-@hole("rows-are-repeated")
-def many_rows_twice():
-    rows = sums()
-    return single([*rows, *rows[:12]], exact)
-
-
 @hole("train-and-eval-overlap")
 def evaluation_rows_are_training_rows():
     rows = sums()
@@ -600,6 +594,13 @@ def evaluation_rows_are_training_rows():
 @clean
 def exact_sums():
     return single(sums(), exact)
+
+
+@clean
+def many_rows_twice():
+    """A warning: a repeated row counts twice, and nothing is paid wrongly."""
+    rows = sums()
+    return single([*rows, *rows[:12]], exact)
 
 
 @clean

@@ -51,6 +51,12 @@ def run(call: Call) -> None:
         return
     if trainings := _trainings(words):
         _compare_trainings(call, trainings)
+        if evaluations := _evaluations_beside(words, trainings):
+            call.note(
+                "vf-compare: the trainings alone were compared, not the evaluations beside them"
+                f" (name those to compare them): {', '.join(map(str, evaluations[:3]))}"
+                + (f" and {len(evaluations) - 3} more" if len(evaluations) > 3 else "")
+            )
         return
     sets = _sets(words)
     runs = _load(words if sets is None else [word for words in sets for word in words])
@@ -79,11 +85,26 @@ def run(call: Call) -> None:
 
 
 def _trainings(words: list[str]) -> list[Path]:
-    """The trainings that the words name, or the folders above them; empty when a word has none."""
+    """The trainings that the words name, or the folders above them. *Raises* ``ConfigError`` where
+    only some words hold trainings."""
     from verifiers.storage.directory import trainings_below
 
     below = [trainings_below(word) for word in words]
-    return [path for paths in below for path in paths] if all(below) else []
+    if any(below) and not all(below):
+        training, evaluation = words[list(map(bool, below)).index(True)], words[below.index([])]
+        raise ConfigError(
+            f"{training} holds trainings and {evaluation} holds none: compare trainings with"
+            " trainings, and evaluations with evaluations"
+        )
+    return [path for paths in below for path in paths]
+
+
+def _evaluations_beside(words: list[str], trainings: list[Path]) -> list[Path]:
+    """The evaluations below the words that are no part of a training."""
+    from verifiers.storage.directory import evaluations_below
+
+    below = {run for word in words for run in evaluations_below(word)}
+    return [run for run in sorted(below) if not any(map(run.is_relative_to, trainings))]
 
 
 def _compare_trainings(call: Call, folders: list[Path]) -> None:

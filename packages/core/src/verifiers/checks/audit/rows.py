@@ -15,7 +15,7 @@ from verifiers.data.examples import Example
 from verifiers.data.messages import message_text
 from verifiers.environments.base import Environment
 
-LEAK_SHARE, REPEAT_SHARE = 0.5, 0.2
+LEAK_SHARE = 0.5
 GUESSABLE, GUESSED = 0.6, 0.9
 """Shares of rows with the most frequent answer that are a warning and an error."""
 MIN_ROWS = 5
@@ -150,8 +150,7 @@ def _check_repeats(
     # those that contradict each other are no copies
     repeated -= sum(len(group) - 1 for group in contradicting)
     if repeated:
-        report = findings.error if repeated >= REPEAT_SHARE * len(rows) else findings.warn
-        report(
+        findings.warn(
             "rows-are-repeated",
             f"{repeated} of {len(rows)} rows repeat an earlier one",
             which,

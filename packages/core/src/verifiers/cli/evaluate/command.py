@@ -146,7 +146,7 @@ class _Command:
         evaluation = saved.evaluation(self.line)
         display = make_display("plain", self.command.quiet)
         with logging_to(display, self.command.verbose, self.command.quiet):
-            replay = run_in_private_loop(lambda: replayed(saved, evaluation))
+            replay = run_in_private_loop(lambda: replayed(saved, evaluation, self.line.flags))
         if replay.difference is not None:
             self.report.exit_code = HAS_FINDINGS
         if self.command.json:

@@ -8,15 +8,15 @@ that a breakpoint of the environment's code is a breakpoint of this command.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiers.cli.common.reader import raise_together
-from verifiers.cli.evaluate.arguments import CommandLine
+from verifiers.cli.evaluate.arguments import CommandLine, spelling
 from verifiers.cli.evaluate.entries import resolve
-from verifiers.cli.evaluate.options import Evaluation, layered
+from verifiers.cli.evaluate.options import EvalSettings, Evaluation, flags_of, layered
 from verifiers.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from verifiers.results.rows import RolloutOutput
     from verifiers.testing.replaying import Replay
 
+OF_ENVIRONMENT = frozenset({"env_args", "extra_env_kwargs", "env_dir_path", "keep_rows"})
+"""Settings that a replay reads; the model, its sampling and the row are those of the run."""
 _REFERENCE = re.compile(r"(?P<run>.+?):(?P<example>[^:/\\]+?)(?::(?P<sibling>\d+))?")
 
 
@@ -96,18 +98,33 @@ def _some(ids: Mapping[str, object]) -> str:
     return ", ".join(first_ids) + (f" and {len(ids) - 5:,} more" if len(ids) > 5 else "")
 
 
-async def replayed(saved: SavedRollout, evaluation: Evaluation) -> Replay:
-    """Load the environment, replay, close it."""
+def _without_effect(settings: Iterable[str]) -> tuple[str, ...]:
+    """A note about the flags, by setting, that change nothing in a replay."""
+    flags = flags_of(EvalSettings)
+    names = [spelling(flags[name]) for name in settings if name not in OF_ENVIRONMENT]
+    if not names:
+        return ()
+    return (
+        f"without effect: {', '.join(names)} (the saved replies take the place of a model, and the"
+        " row is that of the run)",
+    )
+
+
+async def replayed(
+    saved: SavedRollout, evaluation: Evaluation, flags: Iterable[str] = ()
+) -> Replay:
+    """Load the environment, replay, close it. ``flags``: settings from the command's flags."""
     from verifiers.cli.evaluate.planning import load
     from verifiers.testing.replaying import a_replay
 
     env = load(evaluation.env_id, evaluation.settings)
     try:
-        return await a_replay(
+        replay = await a_replay(
             env,
             saved.rollout,
             model=saved.facts.get("model") or "saved",
             sampling_args=saved.facts.get("sampling_args") or {},
         )
+        return replace(replay, notes=(*replay.notes, *_without_effect(flags)))
     finally:
         await env.aclose()
