@@ -42,15 +42,18 @@ def test_taken_as_they_come_misspelt_keywords_change_nothing_and_say_nothing():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_concurrent": "4"}, "max_concurrent is '4'; it must be at least 1, or -1"),
-        ({"max_concurrent": 0}, "max_concurrent is 0; it must be at least 1, or -1"),
+        (
+            {"max_concurrent": "4"},
+            "max_concurrent must be at least 1, or -1 for the default, not '4'",
+        ),
+        ({"max_concurrent": 0}, "max_concurrent must be at least 1, or -1 for the default, not 0"),
         (
             {"rollout_timeout_s": "5m"},
-            "rollout_timeout_s is '5m'; it must be a positive number of seconds",
+            "rollout_timeout_s must be a positive number of seconds, or None, not '5m'",
         ),
         (
             {"rollouts_per_example": True},
-            "rollouts_per_example is True; it must be a whole number, at least 1",
+            "rollouts_per_example must be a whole number of at least 1, not True",
         ),
         ({"push_to_hub": True}, "push_to_hub needs hub_name"),
         ({"sampling_args": {"n": 4}}, "must be 1: ask for siblings with rollouts_per_example"),

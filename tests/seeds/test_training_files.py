@@ -175,7 +175,7 @@ def test_names_of_grpo_scripts_alone_select_its_objective(setting, loss):
 def test_another_name_is_checked_like_the_setting_and_the_later_one_wins():
     said = command("@", file(GRPO.replace("num_generations = 4", 'num_generations = "four"')))
     assert said.exit_code == 2
-    told = "run.toml:10: num_generations must be a whole number from 1 to 1e+06, not 'four'"
+    told = "run.toml:10: num_generations must be a whole number from 1 to 1000000, not 'four'"
     assert told in said.stderr
     later = command("@", file(GRPO), "--trainer.args.rollouts_per_example", "2", "--dump-config")
     assert "rollouts_per_example = 2" in later.stdout

@@ -17,6 +17,7 @@ from verifiers.runtime.values import (
     MinusOne,
     Range,
     check_arguments,
+    checked,
     convert,
     describe,
     fits,
@@ -69,12 +70,29 @@ def test_a_value_that_is_allowed_is_converted_to_an_equal_one(value, hint):
         (1, bool, "must be true or false, not 1"),
         ([1], list[str] | str | None, r"must be a list or a text, not \[1\]"),
         (3, dict[str, Any], "must be a table, not 3"),
+        (
+            -1,
+            Annotated[int, Range(0, le=10**6)],
+            "must be a whole number from 0 to 1000000, not -1",
+        ),
+        (0.0, Annotated[float, Range(1e-6, le=2.0)], "must be a number from 1e-06 to 2, not 0.0"),
+        (-1.0, Annotated[float, Range(0.0, le=FINITE)], "must be a number of at least 0, not -1.0"),
     ],
 )
 def test_a_value_that_is_not_allowed_is_refused_with_what_is(value, hint, said):
     assert not fits(value, hint)
     with pytest.raises(ValueError, match=f"^{said}$"):
         convert(value, hint)
+
+
+def test_an_argument_can_be_none_and_a_file_cannot_say_it():
+    with pytest.raises(ValueError, match=r"^must be a whole number of at least 1, not 0$"):
+        convert(0, Count | None)
+    with pytest.raises(
+        ConfigError, match=r"^n must be a whole number of at least 1, or None, not 0$"
+    ):
+        checked("n", 0, Count | None)
+    assert checked("n", None, Count | None) is None
 
 
 def test_a_notation_reads_the_value():

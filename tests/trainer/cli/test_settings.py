@@ -243,7 +243,7 @@ def test_a_plain_setting_has_no_parts(read):
     _, problems = read(VF_RL, "--trainer.args.max_steps.x", "3")
     assert problems == [
         "--trainer.args.max_steps.x: max_steps is not a table; it must be a whole number from 1 to"
-        " 1e+12, or -1 for passes alone"
+        " 1000000000000, or -1 for passes alone"
     ]
 
 

@@ -44,12 +44,12 @@ def test_every_problem_is_in_one_error():
             "batch_size 100 is not divisible by rollouts_per_example = 16 and micro_batch_size x"
             " processes = 8; the nearest that are: 96 or 112"
         ),
-        "temperature is 0.0; it must be a number from 1e-06 to 2",
+        "temperature must be a number from 1e-06 to 2, not 0.0",
         "cisop",
         "did you mean 'cispo'",
-        "aggregation is 'mean'",
-        "zero_variance is 'skip'; it must be one of drop, keep",
-        "top_k is -2",
+        "not 'mean'",
+        "zero_variance must be one of drop, keep, not 'skip'",
+        "not -2",
         "max_tokens 4096 leaves no room",
     ):
         assert part in said

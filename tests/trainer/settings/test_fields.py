@@ -83,21 +83,21 @@ def test_the_choices_of_a_line_are_those_of_its_table():
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("temperature", float("nan"), "temperature is nan; it must be a number from 1e-06 to 2"),
-        ("ratio_cap", -1, "ratio_cap is -1; it must be a number of at least 0"),
-        ("min_reward", float("nan"), "min_reward is nan; it must be a number"),
-        ("batch_size", 64.0, "batch_size is 64.0; it must be a whole number from 1 to 1e+09"),
+        ("temperature", float("nan"), "temperature must be a number from 1e-06 to 2, not nan"),
+        ("ratio_cap", -1, "ratio_cap must be a number of at least 0, not -1"),
+        ("min_reward", float("nan"), "min_reward must be a number, or None, not nan"),
+        ("batch_size", 64.0, "batch_size must be a whole number from 1 to 1000000000, not 64.0"),
         (
             "max_steps",
             0,
-            "max_steps is 0; it must be a whole number from 1 to 1e+12, or -1 for passes alone",
+            "max_steps must be a whole number from 1 to 1000000000000, or -1 for passes alone, not 0",
         ),
         (
             "overlong",
             "msak",
-            "overlong is 'msak', did you mean \"mask\"?; it must be one of mask, drop",
+            "overlong must be one of mask, drop, not 'msak', did you mean \"mask\"?",
         ),
-        ("save_strategy", 3, "save_strategy is 3; it must be one of no, steps, epoch, best"),
+        ("save_strategy", 3, "save_strategy must be one of no, steps, epoch, best, not 3"),
     ],
 )
 def test_a_value_outside_its_line_is_refused_with_what_is_allowed(name, value, said):

@@ -19,7 +19,7 @@ from verifiers import compat
 from verifiers.clients.payload import OPENAI_ARGUMENTS
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
-from verifiers.runtime.values import FINITE, Count, MinusOne, Number, Range, describe, fits, parts
+from verifiers.runtime.values import FINITE, Count, MinusOne, Number, Range, checked, fits, parts
 from verifiers.storage.described import describe_members
 
 if TYPE_CHECKING:
@@ -255,9 +255,7 @@ def count(keywords: Mapping[str, Any], name: str, value: int | None) -> int | No
                 f"{name} is given twice, once by an older name; give one of them", key=name
             )
         value = compat.rename(older, compat.RUN_OPTIONS)[name]
-    if value is not None and not fits(value, Count):
-        raise ConfigError(f"{name} is {value!r}; it must be a whole number, at least 1", key=name)
-    return value
+    return None if value is None else checked(name, value, Count)
 
 
 _HINTS = typing.get_type_hints(
@@ -278,9 +276,7 @@ OR_NONE = frozenset(
 def _check(options: RunOptions, settings: Mapping[str, Any]) -> None:
     """Check the options of a call; their defaults are in their ranges."""
     for name, hint in ((name, RANGES[name]) for name in settings if name in RANGES):
-        if not fits(settings[name], hint):
-            optional = ", or None" if type(None) in parts(hint) else ""
-            raise _invalid(name, settings[name], describe(hint) + optional)
+        checked(name, settings[name], hint)
     stops = options.until_half_width is not None or options.until_decided is not None
     if options.until_half_width is not None and options.until_decided is not None:
         raise ConfigError("until_half_width and until_decided both stop the run; give one of them")
@@ -318,4 +314,4 @@ def _check(options: RunOptions, settings: Mapping[str, Any]) -> None:
 
 
 def _invalid(name: str, value: object, requirement: str) -> ConfigError:
-    return ConfigError(f"{name} is {value!r}; it must be {requirement}", key=name)
+    return ConfigError(f"{name} must be {requirement}, not {value!r}", key=name)

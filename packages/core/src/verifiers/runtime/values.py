@@ -73,12 +73,17 @@ class Range:
         if self.min_length:
             return " that is not empty"
         if self.gt is not None:
-            return f" above {self.gt:g}"
+            return f" above {_digits(self.gt)}"
         if self.ge is None:
             return ""
-        return (
-            f" of at least {self.ge:g}" if self.le is None else f" from {self.ge:g} to {self.le:g}"
-        )
+        if self.le is None or self.le == FINITE:
+            return f" of at least {_digits(self.ge)}"
+        return f" from {_digits(self.ge)} to {_digits(self.le)}"
+
+
+def _digits(bound: float) -> str:
+    """A bound as a user writes it: ``1000000``, ``1e-06``."""
+    return str(int(bound)) if bound == int(bound) else f"{bound:g}"
 
 
 def _equal_to_itself(value: R) -> R:
@@ -167,9 +172,9 @@ def adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint, config=_EXACT)  # type: ignore[arg-type]
 
 
-def convert(value: object, hint: object) -> Any:
+def convert(value: object, hint: object, in_python: bool = False) -> Any:
     """Return the value as pydantic reads it: by its notation if it has any; a whole number with a
-    range of floats is a float.
+    range of floats is a float. ``in_python``: the value can be None, which a file cannot say.
 
     *Raises* ``ValueError`` whose text ends the sentence "SETTING …".
 
@@ -193,7 +198,16 @@ def convert(value: object, hint: object) -> Any:
             if problem["type"] == "value_error":  # the sentence of a notation
                 raise ValueError(str(problem["ctx"]["error"])) from None
         near = closest(value, choices(hint)) if isinstance(value, str) else ""
-        raise ValueError(f"must be {describe(hint)}, not {value!r}{near}") from None
+        or_none = ", or None" if in_python and type(None) in parts(hint) else ""
+        raise ValueError(f"must be {describe(hint)}{or_none}, not {value!r}{near}") from None
+
+
+def checked(name: str, value: object, hint: object) -> Any:
+    """The argument ``name`` of a call, as `convert` reads it. *Raises* ConfigError."""
+    try:
+        return convert(value, hint, in_python=True)
+    except ValueError as error:
+        raise ConfigError(f"{name} {error}", key=name) from None
 
 
 def fits(value: object, hint: object) -> bool:
@@ -262,10 +276,7 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         hints = typing.get_type_hints(function, include_extras=True)
         for name, value in inspect.signature(function).bind(*args, **kwargs).arguments.items():
-            if not fits(value, hints.get(name, Any)):
-                raise ConfigError(
-                    f"{name} must be {describe(hints[name])}, not {value!r}", key=name
-                )
+            checked(name, value, hints.get(name, Any))
         return function(*args, **kwargs)
 
     return call

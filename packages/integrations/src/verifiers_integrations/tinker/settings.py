@@ -171,7 +171,7 @@ class TinkerConfig:
     def problems(self) -> list[str]:
         """Return every violated rule as a sentence."""
         problems = [
-            f"{name} is {getattr(self, name)!r}; it must be {describe(hint)}"
+            f"{name} must be {describe(hint)}, not {getattr(self, name)!r}"
             for name, hint in _hints().items()
             if any(
                 isinstance(part, Range) or typing.get_origin(part) is Literal

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Annotated, Any, Literal, TypeVar, get_origin
 
-from verifiers.runtime.suggest import closest
-from verifiers.runtime.values import Also, MinusOne, Range, choices, describe, fits, parts
+from verifiers.runtime.values import Also, MinusOne, Range, convert, parts
 from verifiers.storage.identity import Free
 from verifiers_trainer.algorithm.state import has_state
 
@@ -660,16 +659,18 @@ def problem_of(name: str, value: object) -> str | None:
     >>> problem_of("temperature", 0.7), problem_of("top_k", None)
     (None, None)
     >>> problem_of("temperature", 0.0)
-    'temperature is 0.0; it must be a number from 1e-06 to 2'
+    'temperature must be a number from 1e-06 to 2, not 0.0'
     """
     unsupported = mark(name, Unsupported)
     if unsupported is not None and value not in unsupported.off:
         return f"{name} is {value!r}, which this trainer does not support: {unsupported.instead}"
     value = value.value if isinstance(value, enum.Enum) else value
-    if name not in LIMITED or fits(value, hint := DECLARED[name]):
-        return None
-    near = closest(str(value), choices(hint))
-    return f"{name} is {value!r}{near}; it must be {describe(hint)}"
+    if name in LIMITED:
+        try:
+            convert(value, DECLARED[name], in_python=True)
+        except ValueError as error:
+            return f"{name} {error}"
+    return None
 
 
 LIMITED = frozenset(
