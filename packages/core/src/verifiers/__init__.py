@@ -61,6 +61,7 @@ _MODULES: dict[str, str] = {
     "view.opening": "open_view",
     "checks.chat_template": "check_increasing_context",
     "data.example_sets": "load_example_dataset",
+    "data.images": "image_part decode_image",
     "runtime.logs": "setup_logging log_level quiet_verifiers",
     "data.text": (
         "ensure_keys extract_boxed_answer extract_hash_answer strip_non_numeric BOXED_SYSTEM_PROMPT"

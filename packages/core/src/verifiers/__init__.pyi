@@ -23,6 +23,7 @@ from verifiers.clients import (
     use_client,
 )
 from verifiers.data.example_sets import load_example_dataset
+from verifiers.data.images import decode_image, image_part
 from verifiers.data.text import (
     BOXED_SYSTEM_PROMPT,
     THINK_BOXED_SYSTEM_PROMPT,
@@ -272,10 +273,12 @@ __all__ = [
     "check_environment",
     "check_increasing_context",
     "cleanup",
+    "decode_image",
     "ensure_keys",
     "export_trajectories",
     "extract_boxed_answer",
     "extract_hash_answer",
+    "image_part",
     "list_environments",
     "load_endpoints",
     "load_environment",

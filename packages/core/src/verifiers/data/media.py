@@ -54,13 +54,21 @@ def media_type(name: str, data: str = "") -> str:
         first = base64.b64decode("".join(data[:64].split())[:32])
     except (binascii.Error, ValueError):
         first = b""
-    if first[:4] == b"RIFF" and first[8:12] == b"WEBP":
-        return "image/webp"
-    for beginning, kind in _BEGINNINGS:
-        if first.startswith(beginning):
-            return kind
+    if kind := type_of_content(first):
+        return kind
     plain = name.partition(";")[0].strip().lower()
     return _NAMES.get(plain, plain)
+
+
+def type_of_content(content: bytes) -> str:
+    """The registered name of the type that the first bytes of a file say; "" for another file.
+
+    >>> type_of_content(b"GIF89a"), type_of_content(b"<svg>")
+    ('image/gif', '')
+    """
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for first, kind in _BEGINNINGS if content.startswith(first)), "")
 
 
 def split_data_url(url: str) -> tuple[str, str] | None:
