@@ -193,7 +193,7 @@ def _scores(output: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _error(error: Mapping[str, Any]) -> Any:
+def _error(error: Mapping[str, object]) -> Any:
     text = error.get("traceback") or error.get("error_chain_repr") or ""
     return load("log").EvalError(
         message=f"{error.get('error')}: {error.get('message')}", traceback=text, traceback_ansi=text

@@ -288,7 +288,7 @@ def workflow_class(base: type) -> type:
             self,
             rollout_engine: RolloutEngine,
             vf_env: Environment,
-            sampling_args: Mapping[str, Any] | None = None,
+            sampling_args: Mapping[str, object] | None = None,
             max_retries: int = 0,
             **options: object,
         ):
@@ -330,7 +330,7 @@ class VerifiersAgentFlow:
     def __init__(
         self,
         vf_env: Environment,
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
         max_retries: int = 0,
     ):
         self.vf_env = vf_env

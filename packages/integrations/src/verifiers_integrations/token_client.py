@@ -223,7 +223,7 @@ class TokenClient:
         *,
         messages: Sequence[object],
         model: str = "",
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         **args: Any,
     ) -> Any:
         from openai.types.chat import ChatCompletion

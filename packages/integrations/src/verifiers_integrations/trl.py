@@ -139,7 +139,7 @@ class RolloutFunc:
         for key, task in self._rows.items():
             self._by_text.setdefault(_text_of(task["prompt"]), []).append(key)
 
-    def __call__(self, prompts: Sequence[Any], trainer: Trainer) -> dict[str, list[Any]]:
+    def __call__(self, prompts: Sequence[object], trainer: Trainer) -> dict[str, list[Any]]:
         """Return the fields of TRL. *Raises* RunError when every token of the step is masked."""
         TRL.load()
         client, model = self._client(trainer, len(prompts))

@@ -354,7 +354,7 @@ def _own_row(env: Environment, task: Mapping[str, object]) -> dict[str, Any]:
 
 
 def graph_of(
-    steps: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]], request: RunRequest
+    steps: Sequence[Mapping[str, Any]], tools: list[dict[str, object]], request: RunRequest
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(nodes, calls) of a trajectory: a node for each message, whose token ids continue those of
     its parents.

@@ -297,7 +297,7 @@ class HFLoop(Trainer):
         epoch: int,
         epochs_trained: int,
         train_dataloader: Any,
-        trial: Any,
+        trial: object,
         ignore_keys_for_eval: list[str] | None,
         start_time: float,
         resume_from_checkpoint: str | None,
@@ -340,7 +340,7 @@ class HFLoop(Trainer):
         self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
         log_save_evaluate()
 
-    def _finalize_training(self, *args: Any, **keywords: Any) -> Any:
+    def _finalize_training(self, *args: object, **keywords: object) -> Any:
         if self._is_prepared_only:
             self.control.should_training_stop = False
             return None

@@ -149,7 +149,7 @@ class RLTrainer(HFLoop):
         args: RLConfig | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[Any, Any] = (None, None),
+        optimizers: tuple[object, object] = (None, None),
         peft_config: PeftConfig | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,

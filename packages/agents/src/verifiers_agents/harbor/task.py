@@ -193,7 +193,7 @@ class _Reader:
     def __init__(
         self,
         name: str,
-        config: Mapping[str, Any],
+        config: Mapping[str, object],
         waive: Collection[str],
         host_variables: Collection[str],
     ):

@@ -208,7 +208,7 @@ def sendable(request: ModelRequest, without: Collection[str] = frozenset()) -> l
     return prompt if all(map(operator.is_, messages, prompt)) else messages
 
 
-def _sendable_message(message: Any, offered: Collection[Any], without: Collection[str]) -> Any:
+def _sendable_message(message: Any, offered: Collection[object], without: Collection[str]) -> Any:
     changes: dict[str, Any] = {}
     if calls := message.get("tool_calls"):
         sent = [_sendable_call(call, offered, without) for call in calls]
@@ -273,7 +273,7 @@ def _received_call(call: Mapping[str, Any], current: Mapping[str, Any]) -> dict[
     return {**current, **fields_set, "id": current["id"], "function": function}
 
 
-def _sendable_call(call: Any, offered: Collection[Any], without: Collection[str]) -> Any:
+def _sendable_call(call: Any, offered: Collection[object], without: Collection[str]) -> Any:
     function = call.get("function") or call
     arguments, name = function.get("arguments"), function.get("name") or ""
     is_known = name in offered or _TOOL_NAME.fullmatch(name)

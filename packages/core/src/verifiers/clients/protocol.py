@@ -268,7 +268,7 @@ class ClientConfig:
                 compat.note(f"ClientConfig.{name}", "nothing: it has no effect")
 
     @classmethod
-    def model_validate(cls, fields: Mapping[str, Any] | ClientConfig) -> Self:
+    def model_validate(cls, fields: Mapping[str, object] | ClientConfig) -> Self:
         """The settings with these fields. *Raises* ConfigError for an unknown field or a wrong
         value."""
         if isinstance(fields, ClientConfig):
@@ -276,7 +276,7 @@ class ClientConfig:
         check_keywords(fields, tuple(cls.__dataclass_fields__), cls.__name__)
         return cls(**fields)
 
-    def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
+    def model_dump(self, *, exclude_none: bool = False, **_: object) -> dict[str, Any]:
         """The fields as plain data."""
         values = asdict(self)
         if exclude_none:

@@ -134,7 +134,7 @@ class Table(Sequence[Example]):
         for chunk in _chunks(self._row_positions()):
             yield from self._store.examples(chunk)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Table:
+    def __deepcopy__(self, memo: Mapping[int, object]) -> Table:
         return self  # immutable
 
     def __repr__(self) -> str:
@@ -313,7 +313,7 @@ class _Store:
             examples.append(example)
         return examples
 
-    def _example(self, position: int, row: dict[str, Any]) -> Example:
+    def _example(self, position: int, row: dict[str, object]) -> Example:
         row.pop("example_id", None)
         if self._old_ids is not None and (old := self._old_ids[position]) is not None:
             row.setdefault("src_id", old)

@@ -106,7 +106,7 @@ class Rows(Protocol):
 class ListRows:
     """Rows of a list of dicts; an absent key stays absent."""
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]]):
+    def __init__(self, rows: Sequence[Mapping[str, object]]):
         self._rows = rows
         self.columns = tuple(dict.fromkeys(name for row in rows for name in row))
 

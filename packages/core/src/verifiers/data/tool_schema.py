@@ -104,7 +104,7 @@ class ToolFunction:
 
     @classmethod
     def with_definition(
-        cls, function: Callable[..., Any], definition: Mapping[str, Any]
+        cls, function: Callable[..., object], definition: Mapping[str, object]
     ) -> ToolFunction:
         """Build a tool with a schema from another source, for example a tool server; its arguments
         are not checked.
@@ -157,7 +157,7 @@ class ToolFunction:
         return {**(checked.model_extra or {}), **by_name}
 
 
-def tool_from_function(function: Callable[..., Any], args_to_skip: Iterable[str] = ()) -> Tool:
+def tool_from_function(function: Callable[..., object], args_to_skip: Iterable[str] = ()) -> Tool:
     """Return the definition of ``function`` for the model; see ``ToolFunction.of``."""
     return ToolFunction.of(function, args_to_skip).definition
 
@@ -167,7 +167,7 @@ def defined_name(tool: Mapping[str, Any]) -> str:
     return str((tool.get("function") or tool).get("name"))
 
 
-def tool_name(function: Callable[..., Any]) -> str:
+def tool_name(function: Callable[..., object]) -> str:
     """The ``__name__`` of a callable, or of a partial's function. *Raises* ConfigError."""
     if not callable(function):
         raise ConfigError(
@@ -240,7 +240,7 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _parameters(
-    function: Callable[..., Any], name: str, hidden: frozenset[str]
+    function: Callable[..., object], name: str, hidden: frozenset[str]
 ) -> list[inspect.Parameter]:
     """Return the parameters that can be passed by name, without ``**kwargs``."""
     try:
@@ -266,7 +266,7 @@ def _parameters(
 
 
 def _hints(
-    function: Callable[..., Any], name: str, visible: Mapping[str, inspect.Parameter]
+    function: Callable[..., object], name: str, visible: Mapping[str, inspect.Parameter]
 ) -> dict[str, Any]:
     """Resolve the types of visible parameters only: those of hidden ones may not be importable."""
     written = {p.name: p.annotation for p in visible.values() if p.annotation is not p.empty}
@@ -294,14 +294,14 @@ def _unwrapped(function: object) -> Any:
     return function
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def _is_async(function: Callable[..., object]) -> bool:
     plain = _unwrapped(function)
     return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(
         getattr(plain, "__call__", None)  # noqa: B004  an object whose __call__ is a coroutine function
     )
 
 
-def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+def _documentation(function: Callable[..., object]) -> tuple[str, dict[str, str]]:
     """(description, parameter -> description) of the docstring, without returns and examples."""
     import docstring_parser
 

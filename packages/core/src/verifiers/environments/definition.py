@@ -23,7 +23,7 @@ def check_parameters(
     has_rows: bool,
     message_type: str,
     is_introduced: bool,
-    sampling_args: Mapping[str, Any] | None,
+    sampling_args: Mapping[str, object] | None,
 ) -> None:
     """*Raises* ConfigError for parameters of the class ``name`` that contradict each other;
     ``is_introduced``: it has a system prompt or examples."""
@@ -42,7 +42,7 @@ def check_parameters(
         )
 
 
-def checked_few_shot(few_shot: Sequence[Mapping[str, Any]] | None) -> Any:
+def checked_few_shot(few_shot: Sequence[Mapping[str, object]] | None) -> Any:
     """Return ``few_shot`` unchanged if it is a list of messages. *Raises* ConfigError otherwise."""
     if few_shot is None:
         return None

@@ -97,7 +97,9 @@ class EnvGroup(Environment):
         self,
         envs: Sequence[Environment],
         env_names: Sequence[str] | None = None,
-        map_kwargs: Annotated[Mapping[str, Any] | None, Free("accepted for older callers")] = None,
+        map_kwargs: Annotated[
+            Mapping[str, object] | None, Free("accepted for older callers")
+        ] = None,
         **parameters: Unpack[GroupOptions],
     ):
         members = list(envs)
@@ -173,10 +175,10 @@ class EnvGroup(Environment):
 
     async def init_state(
         self,
-        input: Mapping[str, Any],
+        input: Mapping[str, object],
         client: ClientLike | None,
         model: str,
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
     ) -> State:
         """Create a state of the member that runs the row. The row may be unformatted."""
         member = self.for_row(input)

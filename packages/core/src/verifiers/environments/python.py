@@ -178,7 +178,7 @@ class PythonEnv(SandboxEnv):
         )
         return super().num_calls(state, messages, tool) + in_blocks
 
-    async def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
+    async def env_response(self, messages: Messages, state: State, **_: object) -> Messages:
         """Return the results of the tool calls of the last message, then, with code blocks, the
         output of its cell."""
         results = await super().env_response(messages, state)

@@ -25,7 +25,7 @@ class Rows:
         eval_dataset: DatasetLike | None,
         *,
         system_prompt: str | None,
-        few_shot: Sequence[Mapping[str, Any]] | None,
+        few_shot: Sequence[Mapping[str, object]] | None,
         message_type: str,
         question_key: str,
         answer_key: str,

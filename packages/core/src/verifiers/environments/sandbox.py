@@ -418,10 +418,10 @@ class SandboxEnv(StatefulToolEnv):
     def update_tool_args(
         self,
         tool_name: str,
-        tool_args: dict[str, Any],
+        tool_args: dict[str, object],
         messages: Messages,
         state: State,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """Add ``state`` to the arguments of tools that declare it as a hidden parameter."""
         tool = self._functions.get(tool_name)

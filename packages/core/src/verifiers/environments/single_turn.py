@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
 from verifiers.errors import ConfigError
@@ -30,6 +30,6 @@ class SingleTurnEnv(MultiTurnEnv):
             )
         super().__init__(max_turns=1, **parameters)
 
-    def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
+    def env_response(self, messages: Messages, state: State, **_: object) -> Messages:
         """*Raises* NotImplementedError: there is no second turn."""
         raise NotImplementedError(f"{type(self).__name__} has one turn and no env_response")

@@ -41,7 +41,7 @@ class StatefulToolEnv(ToolEnv):
     """
 
     def add_tool(
-        self, tool: Callable[..., Any] | ToolFunction, args_to_skip: Sequence[str] = ()
+        self, tool: Callable[..., object] | ToolFunction, args_to_skip: Sequence[str] = ()
     ) -> None:
         """Offer a callable to the model without the parameters ``args_to_skip``, which
         ``update_tool_args`` fills in.
@@ -53,10 +53,10 @@ class StatefulToolEnv(ToolEnv):
     def update_tool_args(
         self,
         tool_name: str,
-        tool_args: dict[str, Any],
+        tool_args: dict[str, object],
         messages: Messages,
         state: State,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """Return the arguments for the tool, given those of the model; may change ``state``. Sync
         or async."""

@@ -85,7 +85,7 @@ class ToolEnv(MultiTurnEnv):
     @spell_out(ConversationOptions, MultiTurnEnv.__init__)
     def __init__(
         self,
-        tools: Sequence[Callable[..., Any]] | None = None,
+        tools: Sequence[Callable[..., object]] | None = None,
         max_turns: int = 10,
         error_formatter: Callable[[Exception], str] = str,
         stop_errors: Sequence[type[BaseException]] | None = None,
@@ -115,7 +115,7 @@ class ToolEnv(MultiTurnEnv):
 
     # --- the tools --------------------------------------------------------------------------------
 
-    def add_tool(self, tool: Callable[..., Any] | ToolFunction) -> None:
+    def add_tool(self, tool: Callable[..., object] | ToolFunction) -> None:
         """Offer a callable to the model. *Raises* ConfigError as the constructor."""
         self._add(tool if isinstance(tool, ToolFunction) else ToolFunction.of(tool))
 
@@ -136,7 +136,7 @@ class ToolEnv(MultiTurnEnv):
         self.tool_defs = [*self.tool_defs, tool.definition]  # running rollouts keep their list
         self._measure(tool.name)
 
-    def remove_tool(self, tool: Callable[..., Any] | ToolFunction) -> None:
+    def remove_tool(self, tool: Callable[..., object] | ToolFunction) -> None:
         """Withdraw a callable. *Raises* ConfigError when it is not a tool of this environment."""
         name, function = (
             (tool.name, tool.function)
@@ -187,7 +187,7 @@ class ToolEnv(MultiTurnEnv):
             state["trajectory"][-1]["completion"][-1:]
         )
 
-    async def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
+    async def env_response(self, messages: Messages, state: State, **_: object) -> Messages:
         """Return the results of the tool calls of the last message, in their order."""
         calls: list[ToolCall] = normalize_chat([messages[-1]])[0].tool_calls or []
         run, excess = calls[: self.max_calls_per_turn], calls[self.max_calls_per_turn :]
@@ -205,7 +205,7 @@ class ToolEnv(MultiTurnEnv):
         return answers
 
     async def call_tool(
-        self, tool_name: str, tool_args: dict[str, Any], tool_call_id: str, **kwargs: Any
+        self, tool_name: str, tool_args: dict[str, object], tool_call_id: str, **kwargs: Any
     ) -> Message:
         """Call one tool and return its result as a message. Exceptions become error texts.
 

@@ -132,7 +132,7 @@ class AwaitableToo:
     Who asks the class, as the loop does for stop conditions, gets the method alone.
     """
 
-    def __init__(self, method: Callable[..., Any]):
+    def __init__(self, method: Callable[..., object]):
         functools.update_wrapper(self, method)
         self._method = method
 

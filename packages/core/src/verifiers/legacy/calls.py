@@ -23,7 +23,7 @@ LEADING = {"input": "rows", "group_inputs": "rows", "client": "client", "model":
 PRESENT_KEYWORDS = ("sampling_args", "max_retries", "state_columns", "env_client")
 
 
-def older_rollout(native: Callable[..., Any]) -> Callable[..., Any]:
+def older_rollout(native: Callable[..., object]) -> Callable[..., Any]:
     """``rollout``, also as ``rollout(client=…, model=…, prompt=…, **sampling) -> (completion,
     state)``."""
 
@@ -45,8 +45,8 @@ async def _rollout_of_prompt(
     prompt: object = None,
     answer: object = "",
     task: str | None = None,
-    info: Mapping[str, Any] | None = None,
-    sampling_args: Mapping[str, Any] | None = None,
+    info: Mapping[str, object] | None = None,
+    sampling_args: Mapping[str, object] | None = None,
     **sampling: object,
 ) -> tuple[Any, State]:
     from verifiers.data.messages import normalize_messages
@@ -97,8 +97,8 @@ def older_run(native: Callable[..., Any]) -> Callable[..., Any]:
 async def _states(
     env: Environment,
     method: str,
-    further: Mapping[str, Any],
-    rows: Any,
+    further: Mapping[str, object],
+    rows: object,
     client: ClientLike | None = None,
     model: ModelLike | None = None,
 ) -> Any:

@@ -36,7 +36,7 @@ def adapt_environments(module: Any) -> None:
     base.rollout = older_rollout(base.rollout)
     base.run_rollout, base.run_group = older_run(base.run_rollout), older_run(base.run_group)
 
-    def __init_subclass__(cls: Any, /, **keywords: Any) -> None:
+    def __init_subclass__(cls: object, /, **keywords: object) -> None:
         super(base, cls).__init_subclass__(**keywords)
         adapt(cls)
 
@@ -53,7 +53,7 @@ def adapt_clients(module: Any) -> None:
     """A subclass of ``Client`` that defines no ``complete`` has the methods of ``TemplateClient``."""
     client = module.Client
 
-    def __init_subclass__(cls: Any, /, **keywords: Any) -> None:
+    def __init_subclass__(cls: Any, /, **keywords: object) -> None:
         super(client, cls).__init_subclass__(**keywords)
         if client in cls.__bases__ and cls.complete is client.complete:
             from verifiers.legacy.template_client import TemplateClient

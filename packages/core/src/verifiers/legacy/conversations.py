@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 def format_dataset(
     dataset: DatasetLike,
     system_prompt: str | None = None,
-    few_shot: Sequence[Mapping[str, Any]] | None = None,
+    few_shot: Sequence[Mapping[str, object]] | None = None,
     question_key: str = "question",
     answer_key: str = "answer",
-    map_kwargs: Mapping[str, Any] | None = None,
+    map_kwargs: Mapping[str, object] | None = None,
 ) -> Any:
     """A ``datasets.Dataset`` with prompts and ids, as environments build it; ``map_kwargs`` have no
     effect."""

@@ -69,7 +69,7 @@ async def run_evaluation(
     config: EvalConfig,
     on_start: Callable[..., object] | None = None,
     on_log_file: Callable[[Path], None] | None = None,
-    on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+    on_progress: Callable[..., object] | Sequence[Callable[..., object]] | None = None,
     on_log: Callable[[str], None] | None = None,
 ) -> GenerateOutputs:
     """Load the environment of a configuration and evaluate it; saved when it says so.

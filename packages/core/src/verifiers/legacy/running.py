@@ -73,7 +73,7 @@ async def run_rollouts(
     answers: Sequence[str],
     tasks: Sequence[str],
     infos: Sequence[Mapping[str, Any]],
-    sampling_args: Mapping[str, Any] | None = None,
+    sampling_args: Mapping[str, object] | None = None,
     max_concurrent: int = -1,
     **kwargs: object,
 ) -> list[Any]:

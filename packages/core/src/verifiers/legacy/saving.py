@@ -195,13 +195,13 @@ class GenerateOutputsBuilder:
     def __init__(
         self,
         env_id: str = "",
-        env_args: Mapping[str, Any] | None = None,
+        env_args: Mapping[str, object] | None = None,
         model: str = "",
         client: object = None,
         num_examples: int | None = None,
         rollouts_per_example: int | None = None,
         state_columns: Sequence[str] | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
         results_path: str | Path | None = None,
         pass_threshold: float = 0.5,
     ):
@@ -309,7 +309,9 @@ def save_rollout_results(
         push_results_to_hf_hub(results, hf_hub_dataset_name)
 
 
-def save_to_disk(dataset: Any, metadata_dict: Mapping[str, Any], path_to_save: str | Path) -> None:
+def save_to_disk(
+    dataset: Any, metadata_dict: Mapping[str, object], path_to_save: str | Path
+) -> None:
     """Write the rows of a ``datasets.Dataset`` and a run's metadata into a folder."""
     save_outputs(dataset.to_list(), path_to_save)
     save_metadata(metadata_dict, path_to_save)

@@ -71,7 +71,7 @@ def adapt_group_rubric(module: ModuleType) -> None:
     )
 
     @functools.wraps(native)
-    def init(self: Rubric, group: Annotated[Any, Free("the members have identities")]) -> None:
+    def init(self: Rubric, group: Annotated[object, Free("the members have identities")]) -> None:
         if isinstance(group, Mapping):
             from verifiers.environments.group import EnvGroup
 
@@ -93,7 +93,7 @@ def _adapt_class(cls: type[Rubric], /, **keywords: object) -> None:
 class _Replaceable:
     """A method that may be set on an object, which is then adapted."""
 
-    def __init__(self, name: str, function: Callable[..., Any]):
+    def __init__(self, name: str, function: Callable[..., object]):
         self.name, self.function = name, function
 
     def __get__(self, rubric: Rubric | None, cls: type[Rubric]) -> Any:
@@ -102,7 +102,7 @@ class _Replaceable:
         replacement = _replaced_on(rubric).get(self.name)
         return MethodType(self.function, rubric) if replacement is None else replacement
 
-    def __set__(self, rubric: Rubric, function: Callable[..., Any]) -> None:
+    def __set__(self, rubric: Rubric, function: Callable[..., object]) -> None:
         _replaced_on(rubric)[self.name] = function
         _adapt(rubric, type(rubric), list(_replaced_on(rubric)))
 
@@ -116,7 +116,7 @@ def _replaced_on(rubric: Rubric) -> dict[str, Callable[..., Any]]:
 def _adapt(target: Any, cls: type[Rubric], replaced: Sequence[str]) -> None:
     """Let the stages of a class or an object call what replaced its methods."""
 
-    def put(name: str, function: Callable[..., Any]) -> None:
+    def put(name: str, function: Callable[..., object]) -> None:
         if name == "cleanup_handlers" or not _is_replaced(cls, name):
             setattr(target, name, function if target is cls else MethodType(function, target))
 
@@ -298,7 +298,7 @@ def _score_group(native: Callable[..., Awaitable[RolloutScores]]) -> Callable[..
 
     @functools.wraps(native)
     async def score_group(
-        rubric: Rubric, states: Sequence[Any], score_sem: Any = None
+        rubric: Rubric, states: Sequence[Any], score_sem: object = None
     ) -> RolloutScores:
         members = [state if isinstance(state, State) else State(state) for state in states]
         scores = await native(rubric, members, score_sem)
@@ -457,7 +457,7 @@ def _states_of(
     ]
 
 
-def _state_with(original: Any, fields: Mapping[str, Any]) -> State:
+def _state_with(original: Any, fields: Mapping[str, object]) -> State:
     """The ``State`` itself with the fields set, or a new state that copies a plain mapping."""
     state = original if isinstance(original, State) else State(original or {})
     for name, value in fields.items():

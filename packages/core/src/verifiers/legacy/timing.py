@@ -41,7 +41,7 @@ def adapt_rows(module: Any) -> None:
     """Rows of older versions have their times in other places."""
     present = module.saved_times
 
-    def saved_times(row: Mapping[str, Any]) -> Mapping[str, float]:
+    def saved_times(row: Mapping[str, object]) -> Mapping[str, float]:
         times: Mapping[str, float] = present(row)
         return times if times and times.keys().isdisjoint(TIMES) else flat_timing(row)
 

@@ -77,7 +77,7 @@ def parse_completion_tokens(env: Environment, completion: HasChoices) -> list[in
 def process_chat_format_vllm(
     env: Environment,
     prompt: Sequence[Mapping[str, object]],
-    completion: Sequence[Mapping[str, Any]],
+    completion: Sequence[Mapping[str, object]],
     state: Mapping[str, Any],
     processing_class: ChatTemplate,
     mask_env_responses: bool = False,

@@ -40,7 +40,7 @@ class Parser(Identified):
     'PARIS'
     """
 
-    def __init__(self, extract_fn: Callable[[str], Any] = identity):
+    def __init__(self, extract_fn: Callable[[str], object] = identity):
         self.extract_fn = extract_fn
 
     @functools.cached_property

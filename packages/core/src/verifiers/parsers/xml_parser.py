@@ -56,7 +56,7 @@ class XMLParser(Parser):
         self,
         fields: Sequence[str | tuple[str, ...]],
         answer_field: str = "answer",
-        extract_fn: Callable[[str], Any] = identity,
+        extract_fn: Callable[[str], object] = identity,
         last: bool = False,
     ):
         super().__init__(extract_fn)

@@ -296,7 +296,7 @@ def read_trajectory(document: Mapping[str, Any]) -> Json:
     return with_remainder(row, (document.get("extra") or {}).get(OURS) or {})
 
 
-def _turns_of(document: Mapping[str, Any]) -> list[tuple[Json, Json]]:
+def _turns_of(document: Mapping[str, object]) -> list[tuple[Json, Json]]:
     """(the turn, its step) of every turn, of embedded trajectories too, in their order.
 
     A turn is as in a journal: it names the turn before it in its conversation, and has what follows
@@ -338,7 +338,7 @@ def _turns_of(document: Mapping[str, Any]) -> list[tuple[Json, Json]]:
     return [(turn, step) for turn, step, *_ in turns]
 
 
-def _of_step(read: Callable[[Any], T], value: Any, number: int) -> T:
+def _of_step(read: Callable[[Any], T], value: object, number: int) -> T:
     """``read(value)``. *Raises* ValueError, or TypeError, that names the step."""
     if not isinstance(value, Mapping):
         raise TypeError(f"step {number} is a {type(value).__name__}, and no object")

@@ -30,7 +30,7 @@ class Column(Sequence[Any]):
     """
 
     def __init__(
-        self, kind: str, values: Sequence[Any] | np.ndarray = (), block_rows: int = _BLOCK_ROWS
+        self, kind: str, values: Sequence[object] | np.ndarray = (), block_rows: int = _BLOCK_ROWS
     ):
         self._kind, self._block_rows = kind, block_rows
         self._blocks: list[np.ndarray] = []
@@ -141,7 +141,7 @@ class NameColumn(Sequence["str | None"]):
     def __iter__(self) -> Iterator[str | None]:
         return iter(self[:])
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
         names: np.ndarray = np.array([*self.names, None], object)[np.asarray(self.codes)]
         return names
 

@@ -269,7 +269,7 @@ def counts_in_metrics(lines: Iterable[Mapping[str, object]]) -> dict[str, int]:
 
 
 def coverage_lines(
-    counts: Mapping[str, Any] | None, max_tokens: object = None
+    counts: Mapping[str, object] | None, max_tokens: object = None
 ) -> Iterator[tuple[str, str]]:
     """(name, value) of the lines of a summary, for ``Coverage.counts``; nothing if all is well.
 

@@ -335,7 +335,7 @@ def _common_type(merged: pa.DataType | None, values: Sequence[object]) -> tuple[
     return (None, None) if _is_unfit(common) else (common, array)
 
 
-def _arrow_column(name: str, values: list[Any]) -> list[Any]:
+def _arrow_column(name: str, values: list[object]) -> list[Any]:
     """The values, or their JSON texts when no single Arrow type that Parquet supports fits them."""
     import pyarrow as pa
 

@@ -248,7 +248,7 @@ def _plain_rows(file: Path) -> Iterator[dict[str, Any]]:
                 ) from error
 
 
-def _newest(rows: Iterator[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+def _newest(rows: Iterator[dict[str, object]]) -> list[tuple[int, dict[str, Any]]]:
     """(line, row) of the newest row of each rollout."""
     by_key: dict[Any, tuple[int, dict[str, Any]]] = {}
     for line, row in enumerate(rows, 1):

@@ -50,7 +50,7 @@ class ProcessedOutputs(AttributeDict):
     (['sampled'], True)
     """
 
-    def __init__(self, **lists: list[Any]):
+    def __init__(self, **lists: Sequence[object]):
         super().__init__({name: lists.get(name, []) for name in LISTS})
 
     def __iter__(self) -> Iterator[dict[str, Any]]:  # type: ignore[override]  # rows, not the names of the columns

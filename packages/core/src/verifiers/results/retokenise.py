@@ -16,7 +16,7 @@ from verifiers.rollouts.turn import Turn
 def text_turns(
     prompt: Sequence[Mapping[str, Any]] | str,
     completion: Sequence[Mapping[str, Any]] | str,
-    tools: Iterable[Mapping[str, Any]] | None,
+    tools: Iterable[Mapping[str, object]] | None,
     tokenizer: Any,
 ) -> list[Turn]:
     """A turn per assistant message: the rendered conversation before it, and the tokens that it

@@ -124,7 +124,7 @@ class Measurements:
         return len(self.rewards)
 
 
-def _names_in(mappings: Iterable[Mapping[str, Any]]) -> dict[str, None]:
+def _names_in(mappings: Iterable[Mapping[str, object]]) -> dict[str, None]:
     """The keys of all, in order of appearance."""
     return dict.fromkeys(itertools.chain.from_iterable(mappings))
 

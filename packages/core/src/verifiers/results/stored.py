@@ -47,7 +47,7 @@ class StoredOutputs(GenerateOutputs):
         self,
         index: RowIndex,
         numbers: np.ndarray,
-        facts: Mapping[str, Any],
+        facts: Mapping[str, object],
         state_columns: Sequence[str] | None = None,
         labels: Mapping[int, bool | None] | None = None,
         fills_advantages: bool = True,

@@ -173,7 +173,7 @@ def dollars(cost: float, num_rollouts: int) -> str:
     return f"{rounded(cost)}{per_rollout}"
 
 
-def _spent(spent: Mapping[str, Any]) -> str:
+def _spent(spent: Mapping[str, object]) -> str:
     """What the run has spent over all sessions, and its limits."""
     limits = [f"${spent['max_cost_usd']:g}"] if spent["max_cost_usd"] is not None else []
     if spent["max_total_tokens"] is not None:

@@ -255,13 +255,13 @@ def _marked(cls: type, kind: str) -> tuple[tuple[str, Options], ...]:
     return tuple(sorted(marked, key=lambda pair: (-pair[1].priority, pair[0])))
 
 
-def _mark(kind: str, function: Callable[..., Any] | None, options: Options) -> Any:
+def _mark(kind: str, function: Callable[..., object] | None, options: Options) -> Any:
     if options.stage is not None and options.stage not in STAGES:
         raise ConfigError(
             f'@{kind}(stage={options.stage!r}): write stage="rollout" or stage="group"'
         )
 
-    def mark(target: Callable[..., Any]) -> Callable[..., Any]:
+    def mark(target: Callable[..., object]) -> Callable[..., Any]:
         if not callable(target):
             raise ConfigError(
                 f"@{kind} marks a method, not {type(target).__name__}; options go by keyword"
@@ -403,7 +403,7 @@ def fault(name: str, error: BaseException) -> EnvironmentFault:
     return environment_fault
 
 
-async def call_handler(env: object, handler: Callable[..., Any], state: State) -> Any:
+async def call_handler(env: object, handler: Callable[..., object], state: State) -> Any:
     """Call a sync or async marked method with ``state`` and the ``EXTRA_PARAMETERS`` that it
     declares."""
     extras = extra_parameters(getattr(handler, "__func__", handler))
@@ -413,7 +413,7 @@ async def call_handler(env: object, handler: Callable[..., Any], state: State) -
 
 
 @functools.lru_cache(maxsize=1024)
-def extra_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+def extra_parameters(function: Callable[..., object]) -> tuple[str, ...]:
     """Which of ``EXTRA_PARAMETERS`` a function declares."""
     parameters = inspect.signature(function).parameters
     return tuple(name for name in EXTRA_PARAMETERS if name in parameters)

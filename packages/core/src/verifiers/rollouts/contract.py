@@ -49,7 +49,7 @@ class RolloutEnvironment(Protocol):
         """Prepare the state before the first turn."""
         ...
 
-    def as_prompt(self, messages: Any, /) -> Messages:
+    def as_prompt(self, messages: object, /) -> Messages:
         """Convert messages in any accepted format to a prompt."""
         ...
 

@@ -34,10 +34,10 @@ class ModelCalls:
 
     async def init_state(
         self: RolloutEnvironment,
-        input: Mapping[str, Any],
+        input: Mapping[str, object],
         client: ClientLike | None,
         model: str,
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
     ) -> State:
         """Create the state of a rollout of the row ``input``, which is not copied."""
         return new_state(self, input, client, model, sampling_args)
@@ -48,8 +48,8 @@ class ModelCalls:
         prompt: Messages,
         client: ClientLike | None = None,
         model: str | None = None,
-        tool_defs: Sequence[Mapping[str, Any]] | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
+        tool_defs: Sequence[Mapping[str, object]] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
     ) -> Response:
         """A completion of ``prompt`` with the state's client, model, tools and sampling arguments
         as defaults.

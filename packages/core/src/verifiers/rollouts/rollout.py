@@ -27,7 +27,7 @@ from verifiers.rollouts.values import Timing, counts, known_number, number, numb
 from verifiers.types import StopReason
 
 
-def _error(value: Any) -> ErrorInfo | None:
+def _error(value: object) -> ErrorInfo | None:
     return None if value is None else ErrorInfo.of(value)
 
 

@@ -72,7 +72,7 @@ class State(StateKeys, View):
     RESERVED = COMPUTED | _ATTRIBUTES.keys() | _OF_THE_RUN.keys() | {"input", "oai_tools"}
     """Reserved keys; a column of such a name is read through ``state["input"]``."""
 
-    def __init__(self, *mappings: Mapping[str, Any], **fields: Any):
+    def __init__(self, *mappings: Mapping[str, object], **fields: object):
         values: dict[str, Any] = {}
         for mapping in (*mappings, fields):
             values.update(mapping)

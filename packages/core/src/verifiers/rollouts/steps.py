@@ -173,7 +173,7 @@ class TrajectoryStep(Turn, View):
         advantage: float | None = None,
         is_truncated: bool = False,
         trajectory_id: str = "",
-        extras: dict[str, Any] | None = None,
+        extras: dict[str, object] | None = None,
         previous: Turn | None = None,
         **further: object,
     ):
@@ -200,7 +200,7 @@ class TrajectoryStep(Turn, View):
 
     def _take_tokens(
         self,
-        tokens: TrajectoryStepTokens | ResponseTokens | Mapping[str, Any] | None,
+        tokens: TrajectoryStepTokens | ResponseTokens | Mapping[str, object] | None,
         previous: Turn | None = None,
     ) -> None:
         if tokens is None:

@@ -38,7 +38,7 @@ class View(_Dict):
     def __missing__(self, key: str) -> Any:
         return self.read(key)
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         if not self.write(key, value):
             dict.__setitem__(self, key, value)
 

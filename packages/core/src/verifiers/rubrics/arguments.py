@@ -82,7 +82,7 @@ class RewardFunction:
             is_async,
         )
 
-    def under(self, name: str, function: Callable[..., Any] | None = None) -> RewardFunction:
+    def under(self, name: str, function: Callable[..., object] | None = None) -> RewardFunction:
         """A copy with another name, and with another callable of the same parameters if there is
         any."""
         return replace(self, name=name, function=self.function if function is None else function)
@@ -125,7 +125,7 @@ class RewardFunction:
         return self.function(**arguments)
 
 
-def function_name(function: Callable[..., Any]) -> str:
+def function_name(function: Callable[..., object]) -> str:
     """``__name__`` of a function, of the function a partial wraps, or of a callable
     object's class."""
     while isinstance(function, functools.partial):
@@ -167,7 +167,7 @@ def finite_weight(weight: SupportsFloat | SupportsIndex | str, name: str) -> flo
 
 
 def _parameters(
-    function: Callable[..., Any], name: str
+    function: Callable[..., object], name: str
 ) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     """Required names, optional names, and whether there is ``**kwargs``.
 

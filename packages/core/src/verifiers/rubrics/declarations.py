@@ -61,7 +61,7 @@ class Declarations:
 
     def add_reward_func(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         weight: float = 1.0,
         isolated: bool = False,
         stage: str | None = None,
@@ -80,7 +80,7 @@ class Declarations:
 
     def add_metric(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         weight: float = 0.0,
         isolated: bool = False,
         stage: str | None = None,
@@ -92,18 +92,18 @@ class Declarations:
         """Functions that declare a parameter ``name`` receive ``obj``."""
         self.class_objects[name] = obj
 
-    def add_score_object_provider(self, provider: Callable[[State], Mapping[str, Any]]) -> None:
+    def add_score_object_provider(self, provider: Callable[[State], Mapping[str, object]]) -> None:
         """``provider(state) -> {name: object}``, called once per rollout for its individual
         functions."""
         self.score_object_providers.append(provider)
 
     def add_group_score_object_provider(
-        self, provider: Callable[[list[State]], Mapping[str, Any]]
+        self, provider: Callable[[list[State]], Mapping[str, object]]
     ) -> None:
         """``provider(states) -> {name: object}``, called once per group for the group functions."""
         self.group_score_object_providers.append(provider)
 
-    def add_cleanup_handler(self, handler: Callable[..., Any], stage: str = "rollout") -> None:
+    def add_cleanup_handler(self, handler: Callable[..., object], stage: str = "rollout") -> None:
         """``handler(state)``, or ``handler(states)`` with ``stage="group"``, after every scoring
         pass."""
         self._cleanup.append((handler, stage))

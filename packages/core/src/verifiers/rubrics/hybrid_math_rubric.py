@@ -57,7 +57,7 @@ class HybridMathRubric(JudgeRubric):
         judge_client: ClientLike | None = None,
         judge_model: ModelLike | None = None,
         judge_prompt: str | None = None,
-        judge_sampling_args: Mapping[str, Any] | None = None,
+        judge_sampling_args: Mapping[str, object] | None = None,
         timeout_seconds: float = 5,
         max_workers: Annotated[int | None, Free("only how fast")] = None,
         max_verify_chars: int = 50_000,

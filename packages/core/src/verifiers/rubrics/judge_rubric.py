@@ -109,13 +109,13 @@ class JudgeRubric(Rubric):
         parser: Parser | None = None,
         judge_client: ClientLike | Mapping[str, ClientLike] | None = None,
         judge_model: ModelLike = "gpt-4.1-nano",
-        judge_sampling_args: Mapping[str, Any] | None = None,
+        judge_sampling_args: Mapping[str, object] | None = None,
         judge_prompt: str = judging.DEFAULT_JUDGE_PROMPT,
         judge_models: Sequence[ModelLike] | None = None,
         aggregation: judging.Aggregation = "mean",
         score_range: Sequence[float] | None = (0.0, 10.0),
         require_all: bool = True,
-        funcs: Sequence[Callable[..., Any]] | None = None,
+        funcs: Sequence[Callable[..., object]] | None = None,
         weights: Sequence[float] | None = None,
         **kwargs: Unpack[ScoringOptions],
     ):
@@ -396,7 +396,7 @@ class EnvironmentClient:
             )
         return await self._clients[where].complete(request)
 
-    def check(self, models: Sequence[Any]) -> None:
+    def check(self, models: Sequence[object]) -> None:
         """*Raises* ConfigError when a judge has neither an endpoint nor a key, or its local model
         is not installed."""
         for name in filter(is_local, map(_label, models)):
@@ -420,7 +420,9 @@ class _InFlight:
     def __init__(self) -> None:
         self._calls: dict[tuple[Any, ...], tuple[asyncio.Task[str], list[None]]] = {}
 
-    async def once(self, key: tuple[Any, ...], ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
+    async def once(
+        self, key: tuple[object, ...], ask: Callable[[], Coroutine[Any, Any, str]]
+    ) -> str:
         loop = asyncio.get_running_loop()
         loop_key = (loop, *key)
         task, callers = self._calls.get(loop_key) or (loop.create_task(ask()), [])

@@ -55,7 +55,7 @@ class MathRubric(Rubric):
     @spell_out(ScoringOptions, Rubric.__init__)
     def __init__(
         self,
-        funcs: Sequence[Callable[..., Any]] | None = None,
+        funcs: Sequence[Callable[..., object]] | None = None,
         weights: Sequence[float] | None = None,
         parser: Parser | None = None,
         timeout_seconds: float = 5,

@@ -106,7 +106,7 @@ class Rubric(Declarations, Identified):
     @spell_out(ExtraAttributes, {})
     def __init__(
         self,
-        funcs: Sequence[Callable[..., Any]] | None = None,
+        funcs: Sequence[Callable[..., object]] | None = None,
         weights: Sequence[float] | None = None,
         parser: Parser | None = None,
         parallelize_scoring: Annotated[bool, Free("only how fast")] = False,
@@ -246,7 +246,7 @@ class Rubric(Declarations, Identified):
 
     # --- implementation
 
-    async def _call_handler(self, name: str, handler: Callable[..., Any], *args: object) -> None:
+    async def _call_handler(self, name: str, handler: Callable[..., object], *args: object) -> None:
         try:
             await call(handler, *args, limit_s=CLEANUP_LIMIT_S)
         except RunError:

@@ -99,12 +99,12 @@ class RubricGroup(Rubric):
         """Add an object to the first child."""
         self.rubrics[0].add_class_object(name, obj)
 
-    def add_score_object_provider(self, provider: Callable[[State], Mapping[str, Any]]) -> None:
+    def add_score_object_provider(self, provider: Callable[[State], Mapping[str, object]]) -> None:
         """Add a provider to the first child."""
         self.rubrics[0].add_score_object_provider(provider)
 
     def add_group_score_object_provider(
-        self, provider: Callable[[list[State]], Mapping[str, Any]]
+        self, provider: Callable[[list[State]], Mapping[str, object]]
     ) -> None:
         """Add a provider to the first child."""
         self.rubrics[0].add_group_score_object_provider(provider)

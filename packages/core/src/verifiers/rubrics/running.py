@@ -63,7 +63,7 @@ async def _outcomes(batch: Sequence[RewardFunction], resolver: ArgumentResolver)
 
 
 async def _bounded(
-    function: RewardFunction, resolver: ArgumentResolver, started: Awaitable[Any] | None = None
+    function: RewardFunction, resolver: ArgumentResolver, started: Awaitable[object] | None = None
 ) -> Any:
     limit_s = function.time_limit_s
     try:

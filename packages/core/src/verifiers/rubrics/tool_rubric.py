@@ -7,7 +7,7 @@ completions from other sources.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 from verifiers.data.messages import field
 from verifiers.data.tool_schema import tool_name
@@ -29,7 +29,9 @@ class ToolRubric(Rubric):
 
     @spell_out(RubricOptions, Rubric.__init__)
     def __init__(
-        self, tools: Sequence[Callable[..., Any]] | None = None, **parameters: Unpack[RubricOptions]
+        self,
+        tools: Sequence[Callable[..., object]] | None = None,
+        **parameters: Unpack[RubricOptions],
     ):
         super().__init__(**parameters)
         self.tools = list(tools or ())

@@ -58,7 +58,7 @@ class RunDescription:
         plan: Plan,
         client: Client,
         model: str,
-        sampling_args: Mapping[str, Any],
+        sampling_args: Mapping[str, object],
         options: RunOptions,
     ):
         self.env, self.plan, self.client, self.model = env, plan, client, model
@@ -243,5 +243,5 @@ class RunDescription:
         return redacted_text(str(getattr(self.client, "base_url", "") or ""))
 
 
-def _sha(commit: Mapping[str, Any] | None) -> str | None:
+def _sha(commit: Mapping[str, object] | None) -> str | None:
     return None if commit is None else str(commit["sha"])

@@ -33,10 +33,10 @@ async def evaluate(
     env: RunEnvironment,
     client: ClientLike | None,
     model: ModelLike | None,
-    sampling_args: Mapping[str, Any] | None,
+    sampling_args: Mapping[str, object] | None,
     num_examples: int,
     rollouts_per_example: int | None,
-    keywords: Mapping[str, Any],
+    keywords: Mapping[str, object],
 ) -> GenerateOutputs:
     """See ``Environment.evaluate``."""
     options, sampling = parse(env, keywords, ("num_examples", "rollouts_per_example"))

@@ -52,7 +52,7 @@ class RunMethods:
         self: RunEnvironment,
         client: ClientLike | None = None,
         model: ModelLike | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
         num_examples: int = -1,
         rollouts_per_example: int | None = None,
         **options: Unpack[EvaluateOptions],
@@ -82,7 +82,7 @@ class RunMethods:
         inputs: DatasetLike | None = None,
         client: ClientLike | None = None,
         model: ModelLike | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
         n_samples: int | None = None,
         **options: Unpack[GenerateOptions],
     ) -> GenerateOutputs:
@@ -116,10 +116,10 @@ class RunMethods:
 
     async def run_rollout(
         self: RunEnvironment,
-        input: Mapping[str, Any],
+        input: Mapping[str, object],
         client: ClientLike | None = None,
         model: ModelLike | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
         *,
         max_retries: int = 0,
         state_columns: Sequence[str] = (),
@@ -135,10 +135,10 @@ class RunMethods:
 
     async def run_group(
         self: RunEnvironment,
-        group_inputs: Sequence[Mapping[str, Any]],
+        group_inputs: Sequence[Mapping[str, object]],
         client: ClientLike | None = None,
         model: ModelLike | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
         *,
         max_retries: int = 0,
         state_columns: Sequence[str] = (),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from verifiers.parsers import Parser
 from verifiers.rollouts.author_code import maybe_await
@@ -26,7 +25,7 @@ class Notices:
         self,
         logger: logging.Logger,
         options: RunOptions,
-        sampling_args: Mapping[str, Any],
+        sampling_args: Mapping[str, object],
         parser: Parser,
     ):
         self._logger, self._options = logger, options
@@ -121,7 +120,7 @@ class Notices:
             )
 
     async def _call_back(
-        self, name: str, callback: Callable[..., Any] | None, *values: object
+        self, name: str, callback: Callable[..., object] | None, *values: object
     ) -> None:
         if callback is None:
             return

@@ -201,7 +201,7 @@ _OF_THIS_PROCESS = frozenset("progress on_start on_progress on_log provenance re
 
 
 def parse(
-    env: object, keywords: Mapping[str, Any], counts: Sequence[str] = COUNTS
+    env: object, keywords: Mapping[str, object], counts: Sequence[str] = COUNTS
 ) -> tuple[RunOptions, dict[str, Any]]:
     """Split the keywords of a call into (options, sampling arguments), with the environment's
     defaults.
@@ -229,7 +229,7 @@ def parse(
     return options, sampling
 
 
-def check_sampling(sampling_args: Mapping[str, Any]) -> None:
+def check_sampling(sampling_args: Mapping[str, object]) -> None:
     """*Raises* ConfigError for ``n``, and for a name that is almost a sampling argument, which a
     server would ignore.
 
@@ -273,7 +273,7 @@ OR_NONE = frozenset(
 """Options that a call may also give as None, for the default."""
 
 
-def _check(options: RunOptions, settings: Mapping[str, Any]) -> None:
+def _check(options: RunOptions, settings: Mapping[str, object]) -> None:
     """Check the options of a call; their defaults are in their ranges."""
     for name, hint in ((name, RANGES[name]) for name in settings if name in RANGES):
         checked(name, settings[name], hint)

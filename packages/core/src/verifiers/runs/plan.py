@@ -169,7 +169,7 @@ class Saved(Protocol):
     def find(self, keys: Sequence[str]) -> Sequence[Any]:
         """The newest rollout of each key, None if there is none."""
 
-    def has_error(self, rollout: Any) -> bool:
+    def has_error(self, rollout: object) -> bool:
         """Whether this rollout ended in an error."""
 
 

@@ -90,10 +90,10 @@ class RunEnvironment(RolloutEnvironment, EnvironmentParts, Protocol):
 
     async def init_state(
         self,
-        input: Mapping[str, Any],
+        input: Mapping[str, object],
         client: ClientLike | None,
         model: str,
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
     ) -> State: ...
 
     def rollout(self, *args: Any, **keywords: Any) -> Any: ...

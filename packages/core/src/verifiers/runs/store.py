@@ -70,7 +70,7 @@ class RunStore:
         state_columns: Sequence[str] = (),
         keep_states: bool = False,
         fills_advantages: bool = True,
-        on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+        on_progress: Callable[..., object] | Sequence[Callable[..., object]] | None = None,
         on_first: Callable[[RunStore], Awaitable[None]] | None = None,
     ):
         self.plan, self.logger, self.directory = plan, logger, directory

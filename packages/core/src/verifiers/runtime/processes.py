@@ -49,7 +49,7 @@ class ProcessPool:
     def __init__(
         self,
         max_processes: int | None = None,
-        initializer: Callable[..., Any] | None = None,
+        initializer: Callable[..., object] | None = None,
         initargs: tuple[Hashable, ...] = (),
     ):
         limit = max_processes or max(2, os.cpu_count() or 1)

@@ -165,7 +165,7 @@ def parts(hint: object) -> Iterator[Any]:
 
 
 @functools.cache
-def adapter(hint: Any) -> TypeAdapter[Any]:
+def adapter(hint: object) -> TypeAdapter[Any]:
     """Pydantic's check of an annotation."""
     from pydantic import TypeAdapter
 

@@ -310,7 +310,9 @@ class _Worker:
 class _Job:
     __slots__ = ("context", "future", "outcomes", "steps")
 
-    def __init__(self, steps: Sequence[Step], context: object, future: asyncio.Future[list[Any]]):
+    def __init__(
+        self, steps: Sequence[Step], context: object, future: asyncio.Future[list[object]]
+    ):
         self.steps, self.context, self.future = steps, context, future
         self.outcomes: list[Any] = []
 

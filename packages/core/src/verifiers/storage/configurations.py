@@ -26,7 +26,7 @@ none of them, and a client without ``identity()`` has none."""
 _CODE = re.compile(r"([a-z]+-\d+\.\d+):[0-9a-f]{16}")
 
 
-def fingerprint(config: Mapping[str, Any]) -> str:
+def fingerprint(config: Mapping[str, object]) -> str:
     """SHA-256 in hex of a configuration's canonical JSON; 1 and 1.0 are equal.
 
     *Raises* ``ConfigError`` naming the key whose value JSON cannot hold.
@@ -65,7 +65,7 @@ def config_differences(
 
 
 def resume_differences(
-    stored: Mapping[str, Any], present: Mapping[str, Any]
+    stored: Mapping[str, object], present: Mapping[str, object]
 ) -> dict[str, tuple[Any, Any]]:
     """``config_differences`` of the comparable parts: what prevents ``given`` from resuming
     ``stored``.

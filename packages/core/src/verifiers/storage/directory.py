@@ -67,7 +67,7 @@ def run_path(
     *,
     output_dir: str | os.PathLike[str] | None = None,
     resume: bool = True,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, object] | None = None,
     accept_changed_code: bool = False,
 ) -> Path:
     """The directory this run should use: ``<root>/outputs/evals/<env_id>--<model>/<run id>``.
@@ -120,7 +120,7 @@ def safe_name(name: str) -> str:
     return safe
 
 
-def _is_resumable(path: Path, fingerprint: str, config: Mapping[str, Any] | None = None) -> bool:
+def _is_resumable(path: Path, fingerprint: str, config: Mapping[str, object] | None = None) -> bool:
     try:
         stored = read_config(path)
     except ConfigError:
@@ -134,7 +134,7 @@ def _is_resumable(path: Path, fingerprint: str, config: Mapping[str, Any] | None
     return is_same and not is_complete(path)
 
 
-def _differences_of_code(path: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _differences_of_code(path: Path, config: Mapping[str, object]) -> dict[str, tuple[Any, Any]]:
     """``resume_differences`` with the unfinished run in ``path`` if only code differs, or {}."""
     try:
         stored = read_config(path)
@@ -146,7 +146,9 @@ def _differences_of_code(path: Path, config: Mapping[str, Any]) -> dict[str, tup
     return differences if changed_code(differences) else {}
 
 
-def _code_mismatch(path: Path, kind: str, differences: dict[str, tuple[Any, Any]]) -> RunMismatch:
+def _code_mismatch(
+    path: Path, kind: str, differences: dict[str, tuple[object, object]]
+) -> RunMismatch:
     return RunMismatch(
         f"{path} holds {kind} of other code: {', '.join(changed_code(differences))} changed since,"
         " and one mean over both would mix two environments. Start a new run (--fresh,"
@@ -298,8 +300,8 @@ class RunDirectory:
     def create_or_resume(
         cls,
         path: str | os.PathLike[str],
-        config: Mapping[str, Any],
-        noted: Mapping[str, Any] | None = None,
+        config: Mapping[str, object],
+        noted: Mapping[str, object] | None = None,
         *,
         accept_changed_code: bool = False,
     ) -> RunDirectory:
@@ -353,7 +355,7 @@ class RunDirectory:
         """The run's journal, as of ``Journal.open``. Close it before the directory."""
         return Journal.open(self.results_file, on_row, checked=checked)
 
-    def write_metadata(self, metadata: Mapping[str, Any]) -> None:
+    def write_metadata(self, metadata: Mapping[str, object]) -> None:
         """Replace ``metadata.json`` atomically and durably. *Raises* OSError."""
         atomic_write(self.path / METADATA_NAME, pretty_json(metadata))
 
@@ -369,7 +371,7 @@ class RunDirectory:
 
 
 def stored_run(
-    path: Path, config: Mapping[str, Any], accept_changed_code: bool
+    path: Path, config: Mapping[str, object], accept_changed_code: bool
 ) -> dict[str, Any] | None:
     """The stored run in ``path``, None without one. *Raises* RunMismatch for another config."""
     stored = read_config(path)
@@ -445,6 +447,6 @@ def folders_removed_on_failure(path: Path) -> Iterator[None]:
         ) from error
 
 
-def pretty_json(content: Mapping[str, Any]) -> bytes:
+def pretty_json(content: Mapping[str, object]) -> bytes:
     """An object as indented JSON."""
     return json.dumps(decode_row(encode_row(content)), indent=2).encode() + b"\n"

@@ -13,7 +13,6 @@ import functools
 import hashlib
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from verifiers.runtime.json import canonical_json
 from verifiers.storage.described import PYTHON, STABLE_MODULES, code_hash, defaults_of, describe
@@ -65,7 +64,7 @@ def _unwrapped(value: object) -> object:
     return value
 
 
-def _read(value: object, parts: list[Any], seen: set[int]) -> None:
+def _read(value: object, parts: list[object], seen: set[int]) -> None:
     """Append what decides the behaviour of ``value`` to ``parts``, in the order of its code."""
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
@@ -96,7 +95,7 @@ def _read(value: object, parts: list[Any], seen: set[int]) -> None:
             parts.append(describe(value))
 
 
-def _read_function(function: types.FunctionType, parts: list[Any], seen: set[int]) -> None:
+def _read_function(function: types.FunctionType, parts: list[object], seen: set[int]) -> None:
     parts.append(code_hash(function.__code__))
     for name, default in sorted(defaults_of(function).items()):
         parts.append(name)

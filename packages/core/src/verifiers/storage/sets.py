@@ -196,7 +196,7 @@ def _age(run_set: RunSet) -> tuple[str, str]:
 def set_folder(
     outputs: str | os.PathLike[str],
     name: str,
-    settings: Sequence[Mapping[str, Any]],
+    settings: Sequence[Mapping[str, object]],
     *,
     set_id: str | None = None,
     is_new: bool = False,
@@ -231,7 +231,7 @@ def set_folder(
     return path
 
 
-def set_fingerprint(settings: Sequence[Mapping[str, Any]]) -> str:
+def set_fingerprint(settings: Sequence[Mapping[str, object]]) -> str:
     """SHA-256 in hex of the settings of the runs, in order."""
     return fingerprint({"runs": list(settings)})
 
@@ -243,7 +243,7 @@ def _number(set_id: str) -> int:
 
 
 def planned_set(
-    path: Path, name: str, settings: Sequence[Mapping[str, Any]], fingerprints: Sequence[str]
+    path: Path, name: str, settings: Sequence[Mapping[str, object]], fingerprints: Sequence[str]
 ) -> RunSet:
     """The set in ``path``, or the one that is to be created there: each run with a directory of its
     own. Creates nothing.
@@ -273,7 +273,7 @@ def planned_set(
     return RunSet(path, name, created, digest, tuple(runs))
 
 
-def set_differences(stored: RunSet, settings: Sequence[Mapping[str, Any]]) -> str:
+def set_differences(stored: RunSet, settings: Sequence[Mapping[str, object]]) -> str:
     """What distinguishes a stored set from the runs of a command, as text."""
     before = [run.settings for run in stored.runs]
     if len(before) != len(settings):

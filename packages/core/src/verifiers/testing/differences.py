@@ -76,8 +76,8 @@ class Difference:
 
 
 def first_difference(
-    saved: Mapping[str, Any],
-    now: Mapping[str, Any],
+    saved: Mapping[str, object],
+    now: Mapping[str, object],
     *,
     num_asked: int | None = None,
     unscored: Sequence[str] = (),
@@ -110,7 +110,7 @@ def first_difference(
     return _of_scores(saved, now, unscored)
 
 
-def _plain(rollout: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(rollout: Mapping[str, object]) -> dict[str, Any]:
     names = ("tool_defs", "completion", "stop_condition", "error")
     return encoded_output({name: rollout.get(name) for name in names})
 
@@ -122,11 +122,13 @@ def _turns(rollout: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     return [(prompt, reply) for prompt, reply in plain["turns"]]
 
 
-def _of_values(what: str, saved: Any, now: Any) -> Difference | None:
+def _of_values(what: str, saved: object, now: object) -> Difference | None:
     return None if saved == now else Difference(what, saved, now)
 
 
-def _of_messages(what: str, saved: Any, now: Any, turn: int | None = None) -> Difference | None:
+def _of_messages(
+    what: str, saved: object, now: object, turn: int | None = None
+) -> Difference | None:
     if saved == now:
         return None
     if not isinstance(saved, list) or not isinstance(now, list):
@@ -186,11 +188,11 @@ def _ended(num_turns: int, rollout: Mapping[str, Any]) -> str:
     return "; ".join([str(num_turns), *(reason for reason in reasons if reason)])
 
 
-def _error_text(error: Mapping[str, Any] | None) -> str | None:
+def _error_text(error: Mapping[str, object] | None) -> str | None:
     return None if error is None else f"{error.get('error')}: {error.get('message')}"
 
 
-def _around(saved: Any, now: Any) -> tuple[str, str]:
+def _around(saved: object, now: object) -> tuple[str, str]:
     """Both values as text; of long ones what is around the first character that differs."""
     texts = [_value_text(value) for value in (saved, now)]
     if max(map(len, texts)) <= NUM_SHOWN:
@@ -204,7 +206,7 @@ def _around(saved: Any, now: Any) -> tuple[str, str]:
     return excerpts[0], excerpts[1]
 
 
-def _value_text(value: Any) -> str:
+def _value_text(value: object) -> str:
     """A value for a reader: text as it is, nothing as a dash, else JSON."""
     if value is None:
         return "–"

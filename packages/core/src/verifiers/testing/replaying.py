@@ -95,7 +95,7 @@ def replay(
     rollout: RolloutOutput,
     *,
     model: str = "saved",
-    sampling_args: Mapping[str, Any] | None = None,
+    sampling_args: Mapping[str, object] | None = None,
 ) -> Replay:
     """Run the saved replies of ``rollout`` through ``env``, and compare what happens with what was
     saved; blocks, also under a running event loop.
@@ -124,7 +124,7 @@ async def a_replay(
     rollout: RolloutOutput,
     *,
     model: str = "saved",
-    sampling_args: Mapping[str, Any] | None = None,
+    sampling_args: Mapping[str, object] | None = None,
 ) -> Replay:
     """``replay`` as a coroutine."""
     if "trajectory" not in rollout:

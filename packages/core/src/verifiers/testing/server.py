@@ -64,7 +64,7 @@ class FakeServer(ModelServer):
 
     def __init__(
         self,
-        replies: Any = "ok",
+        replies: object = "ok",
         script: Script = None,
         *,
         tokens: bool = False,

@@ -42,7 +42,7 @@ class ByteTokenizer:
     def __len__(self) -> int:
         return self.vocab_size
 
-    def __call__(self, text: str | Sequence[str], **_: Any) -> dict[str, Any]:
+    def __call__(self, text: str | Sequence[str], **_: object) -> dict[str, Any]:
         """``{"input_ids", "attention_mask"}`` of a text, or lists of them."""
         if isinstance(text, str):
             ids = self.encode(text)
@@ -50,7 +50,7 @@ class ByteTokenizer:
         rows = [self.encode(item) for item in text]
         return {"input_ids": rows, "attention_mask": [[1] * len(ids) for ids in rows]}
 
-    def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = False, **_: object) -> list[int]:
         """The ids of a text; special tokens written in it become their ids."""
         ids: list[int] = []
         position = 0
@@ -61,7 +61,7 @@ class ByteTokenizer:
         return ids + _bytes(text[position:])
 
     def decode(
-        self, token_ids: int | Iterable[int], skip_special_tokens: bool = False, **_: Any
+        self, token_ids: int | Iterable[int], skip_special_tokens: bool = False, **_: object
     ) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD."""
         parts: list[bytes] = []
@@ -78,11 +78,11 @@ class ByteTokenizer:
 
     def apply_chat_template(
         self,
-        conversation: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        conversation: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = False,
         tokenize: bool = True,
-        **_: Any,
+        **_: object,
     ) -> list[int] | str:
         """The conversation as ids (or as text): role token, content, end token of each message."""
         messages = list(conversation)

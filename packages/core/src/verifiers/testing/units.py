@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 from verifiers.clients.protocol import ClientLike
 from verifiers.data.messages import normalize_messages
@@ -71,7 +70,7 @@ def _steps(prompt: Messages, completion: Messages) -> list[TrajectoryStep]:
 
 
 def run_rollout_sync(
-    env: Environment, client: ClientLike, row: Mapping[str, Any] | None = None
+    env: Environment, client: ClientLike, row: Mapping[str, object] | None = None
 ) -> State:
     """Generate and score one rollout and return its state; blocks, also under a running event loop.
 

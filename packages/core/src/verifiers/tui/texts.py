@@ -41,7 +41,7 @@ NUMBERS_SHOWN = (
 """The lines of a run's numbers that are shown above its rollouts."""
 
 
-def numbers_text(facts: Mapping[str, Any]) -> Text:
+def numbers_text(facts: Mapping[str, object]) -> Text:
     """The numbers of a run, as the summary of ``vf-eval`` has them."""
     text = Text()
     for name, value in number_lines(facts):

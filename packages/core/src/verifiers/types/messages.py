@@ -201,9 +201,9 @@ class AssistantMessage(Message):
     def __init__(
         self,
         content: Content | None = None,
-        tool_calls: Sequence[Mapping[str, Any]] | None = None,
+        tool_calls: Sequence[Mapping[str, object]] | None = None,
         reasoning_content: str | None = None,
-        thinking_blocks: Sequence[Any] | None = None,
+        thinking_blocks: Sequence[object] | None = None,
         role: Literal["assistant"] = "assistant",
     ):
         super().__init__(role=role, content="" if content is None and not tool_calls else content)
@@ -349,7 +349,7 @@ class Tool(_Function):
         self,
         name: str = "",
         description: str = "",
-        parameters: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, object] | None = None,
         strict: bool | None = None,
     ):
         function: dict[str, Any] = {
@@ -411,7 +411,7 @@ class ImageUrlContentPart(_ContentPart):
 
     __slots__ = ()
 
-    def __init__(self, image_url: str | Mapping[str, Any]):
+    def __init__(self, image_url: str | Mapping[str, object]):
         source = AttributeDict({"url": image_url} if isinstance(image_url, str) else image_url)
         super().__init__(type="image_url", image_url=source)
 
@@ -435,7 +435,7 @@ class InputAudioContentPart(_ContentPart):
         data: str | None = None,
         format: str = "wav",
         *,
-        input_audio: Mapping[str, Any] | None = None,
+        input_audio: Mapping[str, object] | None = None,
     ):
         super().__init__(
             type="input_audio",

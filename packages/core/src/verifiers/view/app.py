@@ -62,7 +62,7 @@ def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
             return _json({"error": "no such question"}, 404)
         return await asyncio.to_thread(answered, lambda: answer(request.query_params))
 
-    def answered(answer: Callable[[], Mapping[str, Any]]) -> Response:
+    def answered(answer: Callable[[], Mapping[str, object]]) -> Response:
         try:
             return _json(answer())
         except (LookupError, FileNotFoundError) as error:
@@ -159,6 +159,6 @@ def _step(query: Mapping[str, str]) -> int | None:
     return int(query["step"]) if query.get("step") else None
 
 
-def _json(content: Mapping[str, Any], status: int = 200) -> Response:
+def _json(content: Mapping[str, object], status: int = 200) -> Response:
     """An ASCII JSON response: NaN becomes null, and lone surrogates in model text are preserved."""
     return Response(encode_row(content), status, {"content-type": "application/json"})

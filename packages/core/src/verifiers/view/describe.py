@@ -214,7 +214,7 @@ def _tokens(metadata: Mapping[str, Any]) -> float | None:
     return num_rollouts * sum(mean or 0.0 for mean in means)
 
 
-def _status(source: Source, metadata: Mapping[str, Any]) -> str:
+def _status(source: Source, metadata: Mapping[str, object]) -> str:
     is_begun = (source.folder / CONFIG_NAME).is_file()
     status = str(metadata.get("status") or ("running" if is_begun else "complete"))
     if status == "running" and not _is_written(source, None):

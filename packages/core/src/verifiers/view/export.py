@@ -194,7 +194,7 @@ def _rows(
         yield f"{folder}/rollouts-{first // ROWS_PER_FILE}", library.rollouts(run_id, numbers, step)
 
 
-def _without_path(run: Mapping[str, Any]) -> dict[str, Any]:
+def _without_path(run: Mapping[str, object]) -> dict[str, Any]:
     """The run without local paths, because a copy may be published."""
     public = dict(run)
     public.pop("path", None)
@@ -203,7 +203,7 @@ def _without_path(run: Mapping[str, Any]) -> dict[str, Any]:
     return public
 
 
-def _write(folder: Path, name: str, answer: Mapping[str, Any]) -> None:
+def _write(folder: Path, name: str, answer: Mapping[str, object]) -> None:
     file = folder / f"{name}.js"
     file.parent.mkdir(parents=True, exist_ok=True)
     key = encode_row({"key": name})[7:-1]

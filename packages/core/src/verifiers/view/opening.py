@@ -7,7 +7,7 @@ import tempfile
 import threading
 from html import escape
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from verifiers.results import GenerateOutputs
 from verifiers.view.catalog import Catalog
@@ -77,5 +77,5 @@ class OpenView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -238,7 +238,7 @@ def _step_text(completion: Sequence[object] | str | None) -> str:
     return message_text(completion[0]) if completion else ""
 
 
-def _spend(steps: list[dict[str, Any]]) -> None:
+def _spend(steps: list[dict[str, object]]) -> None:
     """Replace each turn's cumulative times (milliseconds since the rollout began) by the times of
     that turn alone."""
     before: Mapping[str, Any] = {}
@@ -270,7 +270,9 @@ def _assign(
 
 
 def _branches(
-    trajectory: list[Mapping[str, Any]], steps: list[dict[str, Any]], messages: list[dict[str, Any]]
+    trajectory: list[Mapping[str, Any]],
+    steps: list[dict[str, object]],
+    messages: list[dict[str, object]],
 ) -> list[dict[str, Any]]:
     """What an agent's calls hold beside its conversation: those of other roles, and each history
     that it wrote anew ("rewrite").
@@ -310,6 +312,6 @@ def _branches(
     return branches
 
 
-def _num_shared(seen: list[Any], prompt: list[Any]) -> int:
+def _num_shared(seen: Sequence[object], prompt: Sequence[object]) -> int:
     """How many messages of a conversation begin the prompt: all of them, or none."""
     return len(seen) if prompt[: len(seen)] == seen else 0

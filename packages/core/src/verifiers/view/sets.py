@@ -61,7 +61,7 @@ def summary_of(set_id: str, run_set: RunSet) -> dict[str, Any]:
 def table_of(
     set_id: str,
     sets: Mapping[str, tuple[RunSet, dict[str, str]]],
-    describe: Callable[[str], Mapping[str, Any]],
+    describe: Callable[[str], Mapping[str, object]],
     measure: Callable[[Sequence[str]], list[Measured]],
 ) -> dict[str, Any]:
     """A set with a cell for each run: its row (the model), its column (the environment), its state

@@ -92,7 +92,7 @@ def emit(
     return Emitted(tuple(folder / name for name in files), command)
 
 
-def _complete(document: dict[str, Any]) -> dict[str, Any]:
+def _complete(document: dict[str, object]) -> dict[str, Any]:
     """Add the default adapter of ``vf-train``, unless the document trains all weights."""
     args = _args(document)
     if "model" not in document or args.get("use_lora") is False:

@@ -53,7 +53,7 @@ class TinkerClient(TokenClient):
         """Use other weights for new requests."""
         self._sampler, self._version = sampling_client, version
 
-    async def _sample(self, prompt_ids: list[int], sampling: dict[str, Any]) -> Sequence[Any]:
+    async def _sample(self, prompt_ids: list[int], sampling: dict[str, object]) -> Sequence[Any]:
         sampler, version = self._sampler, self._version
         output = await sampler.sample_async(
             prompt=self.sdk.ModelInput.from_ints(prompt_ids),

@@ -63,7 +63,7 @@ class TinkerTrainer:
 
     def __init__(
         self,
-        env: Environment | str | list[Any],
+        env: Environment | str | list[object],
         config: TinkerConfig,
         *,
         service: Any = None,

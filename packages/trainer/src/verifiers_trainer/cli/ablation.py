@@ -87,7 +87,7 @@ def combinations(words: Sequence[str]) -> list[Combination]:
     return runs if any(run.values for run in runs) else []  # all set: one run of the ablation
 
 
-def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(table: Mapping[str, object], above: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of a table; a key at its top is one of ``[trainer.args]``."""
     for key, value in table.items():
         if isinstance(value, dict):
@@ -107,7 +107,7 @@ def run_all(
     output_dir: str | None,
     echo: Callable[[str], None],
     answer: Callable[[str], None],
-    result: dict[str, Any],
+    result: dict[str, object],
 ) -> int:
     """Train every combination, ``answer`` the means, and return the exit code of the first that
     failed.
@@ -158,7 +158,7 @@ def _result_of(run: Combination, folder: Path) -> dict[str, Any]:
     }
 
 
-def table_of(runs: Sequence[Combination], rows: Sequence[Mapping[str, Any]]) -> str:
+def table_of(runs: Sequence[Combination], rows: Sequence[Mapping[str, object]]) -> str:
     """A line for each combination but for its seed: the mean over the seeds ± their standard
     deviation, and each; and how far every other one is from the first."""
     groups: dict[str, list[Mapping[str, Any]]] = {}

@@ -260,7 +260,7 @@ def _values(settings: TrainSettings) -> dict[str, Any]:
 
 def _inputs(
     settings: TrainSettings,
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     model: Architecture,
     device: str,
     run: str | None,
@@ -317,7 +317,7 @@ def _bounds(values: Mapping[str, Any]) -> tuple[float, float]:
     return prompt, turn
 
 
-def _assumed(values: Mapping[str, Any]) -> dict[str, float]:
+def _assumed(values: Mapping[str, object]) -> dict[str, float]:
     prompt, turn = _bounds(values)
     return {
         "prompt_tokens": prompt,
@@ -513,7 +513,7 @@ def _batches(rows: Sequence[dict[str, Any]]) -> list[_MeasuredBatch]:
 # --- the model ------------------------------------------------------------------------------------
 
 
-def _base_of(name: str, values: dict[str, Any]) -> str:
+def _base_of(name: str, values: dict[str, object]) -> str:
     """The base of a saved adapter that the run continues, whose rank becomes that of ``values``;
     of any other model itself."""
     folder = adapter_folder(name)

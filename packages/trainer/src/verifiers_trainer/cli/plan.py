@@ -171,7 +171,7 @@ def _use_one_device() -> None:
         ]
 
 
-def _collect(problems: list[str], location: str, make: Callable[[], Any]) -> Any:
+def _collect(problems: list[str], location: str, make: Callable[[], object]) -> Any:
     """Return ``make()``; None, with the error appended to ``problems``, when the settings are
     invalid."""
     try:

@@ -116,7 +116,7 @@ class _Probe(RLTrainer):
     rows: Sequence[PackedRow]
 
     def compute_rewards(
-        self, completions: Sequence[Any], prompts: Sequence[Any], **kwargs: object
+        self, completions: Sequence[object], prompts: Sequence[object], **kwargs: object
     ) -> list[float]:
         self.rubric_rewards = [
             *getattr(self, "rubric_rewards", []),

@@ -128,7 +128,7 @@ def read(*paths: str | Path) -> dict[str, Any]:
     return read_tables(*((str(path), TomlFile.read(path).document) for path in paths))
 
 
-def read_tables(*files: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
+def read_tables(*files: tuple[str, Mapping[str, object]]) -> dict[str, Any]:
     """Read (place, TOML document) pairs; see ``read``."""
     reading = _Reading()
     for source, tables in files:
@@ -140,7 +140,7 @@ def read_tables(*files: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
     return reading.document
 
 
-def _read_file(tables: Mapping[str, Any], reading: _Reading) -> None:
+def _read_file(tables: Mapping[str, object], reading: _Reading) -> None:
     """Read a file. *Raises* ConfigError for one that is not of prime-rl."""
     source, num_before = reading.source, len(reading.problems)
     if isinstance(tables.get("model"), str) or isinstance(tables.get("env"), str):
@@ -172,7 +172,7 @@ def _move_to_the_run(document: dict[str, Any]) -> None:
         document.setdefault("trainer", {}).setdefault("args", {})[name] = args.pop(name)
 
 
-def is_prime_rl(tables: Mapping[str, Any]) -> bool:
+def is_prime_rl(tables: Mapping[str, object]) -> bool:
     """Return whether a TOML document is a file of prime-rl: its model is a table, or it has a key
     of prime-rl only."""
     model = tables.get("model")
@@ -255,7 +255,7 @@ def _read_trainer(table: Mapping[str, Any], reading: _Reading, above: str) -> No
             reading.refuse(above + key)
 
 
-def _read_evaluation(table: Mapping[str, Any], reading: _Reading, above: str) -> None:
+def _read_evaluation(table: Mapping[str, object], reading: _Reading, above: str) -> None:
     """Read when, how much and how to evaluate. The environment is the one that trains, and its
     held-out rows."""
     paths = {name: ("eval", ours) for name, ours in EVALUATION.items()}

@@ -298,7 +298,7 @@ def _measure(trainer: RLTrainer, name: str, preset: Preset, console: Console) ->
 
 
 def _run_rollouts(
-    trainer: RLTrainer, rows: list[Any], folder: Path | None = None
+    trainer: RLTrainer, rows: Sequence[object], folder: Path | None = None
 ) -> GenerateOutputs:
     context = trainer.run_context(trainer.args.eval_sampling_args)
     run, step = trainer.training_run, trainer.policy_version
@@ -346,7 +346,7 @@ def statistics_of(results: GenerateOutputs, exact: str) -> dict[str, Any]:
     }
 
 
-def _interval(values: Sequence[float], examples: Sequence[Any]) -> list[float]:
+def _interval(values: Sequence[float], examples: Sequence[object]) -> list[float]:
     centre, half = mean(values), 1.96 * clustered_stderr(values, examples)
     return [centre - half, centre + half]
 
@@ -358,7 +358,7 @@ class _Display(TrainerCallback):
         self.console, self.batches, self.exact = console, batches, f"reward/{exact}"
         self.progress: Progress | None = None
 
-    def on_train_begin(self, args: object, state: object, control: object, **_: Any) -> None:
+    def on_train_begin(self, args: object, state: object, control: object, **_: object) -> None:
         if self.console.is_terminal:
             columns = (
                 TextColumn("    {task.description}"),
@@ -371,7 +371,7 @@ class _Display(TrainerCallback):
             self.progress.start()
 
     def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: Any, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         batch, within = divmod(state.global_step, args.steps_per_batch)
         if within or batch % 5:
@@ -392,7 +392,7 @@ class _Display(TrainerCallback):
             self.console.print(f"    {line}")
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         if self.progress is not None:
             self.progress.stop()
@@ -435,7 +435,7 @@ def _transcripts(before: GenerateOutputs, after: GenerateOutputs, console: Conso
             )
 
 
-def _next_steps(summary: dict[str, Any], console: Console) -> None:
+def _next_steps(summary: Mapping[str, object], console: Console) -> None:
     output = summary["output_dir"]
     another = next(name for name in PRESETS if name != summary["environment"])
     console.print(

@@ -6,6 +6,7 @@ JSON knows no difference between 2 and 2.0, so a whole number may be written wit
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from verifiers.cli.common.reader import Fields
@@ -76,7 +77,7 @@ def _args() -> dict[str, Any]:
     return args
 
 
-def _add_hosted(properties: dict[str, Any], args: dict[str, Any]) -> set[str]:
+def _add_hosted(properties: dict[str, object], args: Mapping[str, object]) -> set[str]:
     """Add the keys of the layout with top-level keys; returns those at its top."""
     tops = set()
     for path in (*HOSTED, *HOSTED_IGNORED):

@@ -66,7 +66,7 @@ class Session:
         with show_logs(self.console, level), quiet_libraries(not self.verbose):
             return self._run(result)
 
-    def _run(self, result: dict[str, Any]) -> int:
+    def _run(self, result: dict[str, object]) -> int:
         from verifiers_trainer.hf_loop import FORCED
         from verifiers_trainer.run.resume import require_same_run
 
@@ -108,7 +108,7 @@ class Session:
         plan: Plan,
         decision: launch.Decision,
         environment: Mapping[str, str],
-        result: dict[str, Any],
+        result: dict[str, object],
     ) -> int:
         """Start this command in a tmux session, and return."""
         words = [*self._child_arguments(), f"--engine={self.engine}"]
@@ -124,7 +124,7 @@ class Session:
         result.update(run_dir=str(plan.folder), tmux=attach)
         return 0
 
-    def _launch(self, plan: Plan, decision: launch.Decision, result: dict[str, Any]) -> int:
+    def _launch(self, plan: Plan, decision: launch.Decision, result: dict[str, object]) -> int:
         """Train in a child process beside a server; ``--json`` prints the object of the child."""
         code, stdout = launch.run(plan, decision, self._child_arguments(), self._print)
         if self.as_json and stdout.strip():
@@ -150,7 +150,7 @@ class Session:
 
     # --- modes ------------------------------------------------------------------------------------
 
-    def _dry_run(self, plan: Plan, result: dict[str, Any]) -> int:
+    def _dry_run(self, plan: Plan, result: dict[str, object]) -> int:
         """Show the run and run the preflight checks; return 2 when a check fails."""
         from verifiers_trainer.cli.preflight import preflight
         from verifiers_trainer.trainer import RLTrainer
@@ -182,7 +182,7 @@ class Session:
         result["checks"] = [{"name": f.name, "ok": f.ok, "said": f.message} for f in findings]
         return 2 if any(finding.ok is False for finding in findings) else 0
 
-    def _train(self, plan: Plan, result: dict[str, Any]) -> int:
+    def _train(self, plan: Plan, result: dict[str, object]) -> int:
         from verifiers_trainer.trainer import RLTrainer
 
         with self._folder(plan):
@@ -270,7 +270,7 @@ class Session:
         for reason, keys in by_reason.items():
             self._print(f"ignored: {', '.join(keys)} ({reason})")
 
-    def _describe(self, plan: Plan, result: dict[str, Any]) -> None:
+    def _describe(self, plan: Plan, result: dict[str, object]) -> None:
         """Fill the keys of ``--json``."""
         newest = checkpoint_files.newest_valid(plan.folder)
         metrics = plan.folder / METRICS

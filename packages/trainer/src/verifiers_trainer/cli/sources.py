@@ -52,7 +52,7 @@ def read_toml(path: str) -> list[Assignment]:
 
 
 def _leaves(
-    table: Mapping[str, Any], above: tuple[str, ...]
+    table: Mapping[str, object], above: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, value in table.items():
         path = (*above, key)

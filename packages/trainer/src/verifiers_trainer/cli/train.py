@@ -76,7 +76,7 @@ class _Command(click.Command):
         return super().parse_args(ctx, list(alone))
 
 
-def _common(command: Callable[..., Any]) -> Callable[..., Any]:
+def _common(command: Callable[..., object]) -> Callable[..., Any]:
     """Add the options of both commands."""
     for option in (
         click.version_option(package_name="verifiers-trainer", prog_name="vf-train"),
@@ -259,7 +259,7 @@ def _ablate(
     return ablation.run_all(runs, words, flags, options["output_dir"], echo, answer, result)
 
 
-def _verify(run: str, result: dict[str, Any], as_json: bool) -> int:
+def _verify(run: str, result: dict[str, object], as_json: bool) -> int:
     with importing():
         from verifiers_trainer.run import proof
     rows = proof.verify(Path(run))
@@ -274,7 +274,7 @@ def _export(
     target: str,
     merged: bool,
     words: Sequence[str],
-    result: dict[str, Any],
+    result: dict[str, object],
     as_json: bool,
 ) -> int:
     if words:
@@ -290,7 +290,7 @@ def _export(
     return 0
 
 
-def _show_schema(words: Sequence[str], result: dict[str, Any], as_json: bool) -> int:
+def _show_schema(words: Sequence[str], result: dict[str, object], as_json: bool) -> int:
     if words:
         raise ConfigError(f"--schema takes no settings: {' '.join(words)}")
     from verifiers_trainer.cli.schema import train_schema
@@ -301,7 +301,7 @@ def _show_schema(words: Sequence[str], result: dict[str, Any], as_json: bool) ->
     return 0
 
 
-def _show_plan(plan: capacity.CapacityPlan, result: dict[str, Any], as_json: bool) -> int:
+def _show_plan(plan: capacity.CapacityPlan, result: dict[str, object], as_json: bool) -> int:
     result["plan"] = plan.to_dict()
     if not as_json:
         print(escape_control(capacity.plan_text(plan)))

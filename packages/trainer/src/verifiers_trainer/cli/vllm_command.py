@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
@@ -353,7 +352,7 @@ def _value(words: Sequence[str], name: str) -> str | None:
     return None
 
 
-def as_flags(settings: Mapping[str, Any]) -> list[str]:
+def as_flags(settings: Mapping[str, object]) -> list[str]:
     """Convert settings of a file to arguments of the server.
 
     >>> as_flags({"enforce_eager": True, "enable_prefix_caching": False, "hf_overrides": {"a": 1}})

@@ -325,7 +325,7 @@ class Ranks:
                 f"rank {self.rank} waited for {what}, and rank 0 has ended: {_first_line(error)}"
             ) from error
 
-    def _receive(self, failure: dict[str, Any]) -> BaseException:
+    def _receive(self, failure: dict[str, object]) -> BaseException:
         """The error that another rank published; ``together`` raises it as it is."""
         self._received = _from_json(failure)
         return self._received

@@ -32,7 +32,9 @@ MAX_REMEMBERED = 65_536
 class PolicyClient:
     """A core ``Client`` of a running engine that wraps ``client``."""
 
-    def __init__(self, engine: Engine, client: Client, sampling_args: Mapping[str, Any], seed: int):
+    def __init__(
+        self, engine: Engine, client: Client, sampling_args: Mapping[str, object], seed: int
+    ):
         self._engine, self._client = engine, client
         self._sampling_args, self._seed = dict(sampling_args), seed
         self._count = itertools.count()

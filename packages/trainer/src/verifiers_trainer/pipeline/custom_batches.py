@@ -227,7 +227,7 @@ class CustomRollouts:
         draw: Draw,
         turns_of: TurnsOf,
         config: RLConfig,
-        first: tuple[int, Any] | None,
+        first: tuple[int, object] | None,
         record_dropped: RecordDropped | None = None,
     ):
         self._draw, self._turns_of, self.config = draw, turns_of, config

@@ -28,7 +28,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -505,7 +504,7 @@ async def run_group(
 
 def sample_groups(
     env: Environment,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, object]],
     first: int,
     siblings: int,
     context: RunContext,

@@ -170,7 +170,7 @@ def default_targets(model: nn.Module) -> str | list[str]:
     return sorted(spelled | set(ends.values()) - ambiguous)
 
 
-def _head(model: Any) -> nn.Module | None:
+def _head(model: object) -> nn.Module | None:
     head: nn.Module | None = getattr(model, "get_output_embeddings", lambda: None)()
     return head
 

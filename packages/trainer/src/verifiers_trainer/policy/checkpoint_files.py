@@ -287,7 +287,7 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def save_algorithm(folder: Path, state: Mapping[str, Any]) -> None:
+def save_algorithm(folder: Path, state: Mapping[str, object]) -> None:
     """Write ``algorithm.state.state_of`` the settings; nothing for an algorithm without a state."""
     if state:
         write_json(folder / ALGORITHM, state)

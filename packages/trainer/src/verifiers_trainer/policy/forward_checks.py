@@ -128,8 +128,8 @@ class _AttentionNames(TorchDispatchMode):
         self,
         func: torch._ops.OpOverload,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> object:
         if "attention" in func.name() or "attn" in func.name():
             self.name = func.name().partition("::")[2].strip("_")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def get_model_and_tokenizer(
-    model_name: str, use_liger: bool = True, model_kwargs: dict[str, Any] | None = None
+    model_name: str, use_liger: bool = True, model_kwargs: dict[str, object] | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model and the tokenizer of ``model_name``; see ``get_model`` and ``get_tokenizer``.
 
@@ -150,7 +150,7 @@ def _builtin_name(model_name: str) -> str | None:
 
 
 def _loaded(
-    cls: Any, model_name: str, kwargs: dict[str, Any], of_user: Mapping[str, Any]
+    cls: Any, model_name: str, kwargs: Mapping[str, object], of_user: Mapping[str, object]
 ) -> PreTrainedModel:
     """The model; a class that refuses FlashAttention, which the user did not ask for, gets
     transformers' choice."""

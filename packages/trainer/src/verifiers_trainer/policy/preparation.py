@@ -390,7 +390,7 @@ def config_to_save(model: nn.Module) -> Iterator[None]:
 
 
 def save_weights(
-    model: PreTrainedModel, folder: Path, state_dict: dict[str, Any] | None = None
+    model: PreTrainedModel, folder: Path, state_dict: Mapping[str, object] | None = None
 ) -> None:
     """Write the model, or its adapter alone, as ``save_pretrained`` does; an adapter's base is not
     looked up."""

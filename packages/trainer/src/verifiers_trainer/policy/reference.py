@@ -13,7 +13,7 @@ way: create it after the split.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,7 @@ class Reference:
         finally:
             self.model.train(was_training)
 
-    def _run_split(self, arguments: dict[str, Any]) -> Any:
+    def _run_split(self, arguments: Mapping[str, object]) -> Any:
         """Run a split model, whose forward gathers its parameters, with the reference's values."""
         assert self.weights is not None
         fsdp.forget_whole(self.model)

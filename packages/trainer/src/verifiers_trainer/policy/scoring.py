@@ -47,7 +47,7 @@ async def answers(
     model: str,
     prompts: Sequence[Sequence[int]],
     *,
-    sampling_args: Mapping[str, Any] = MappingProxyType({}),
+    sampling_args: Mapping[str, object] = MappingProxyType({}),
     num_tokens: int = NUM_ANSWER,
     version: int | None = None,
 ) -> list[Turn]:

@@ -14,6 +14,7 @@ import json
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,7 +151,7 @@ class EndpointTeacher(_Frozen):
             [0.0 if entry is None else entry[str(token)]["logprob"] for token, entry in pairs]
         )
 
-    def _request(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def _request(self, path: str, body: Mapping[str, object] | None = None) -> Any:
         key = header_value(os.environ.get(API_KEY_VAR, "EMPTY"), API_KEY_VAR)
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         data = None if body is None else json.dumps(body).encode()

@@ -74,8 +74,8 @@ def evaluate(
     num_examples: int,
     *,
     version: int | None,
-    facts: Mapping[str, Any],
-    rows: Sequence[Any] | None = None,
+    facts: Mapping[str, object],
+    rows: Sequence[object] | None = None,
     prefix: str = "eval",
 ) -> dict[str, float]:
     """Evaluate ``num_examples`` of the evaluation set (or of ``rows``); return metrics named

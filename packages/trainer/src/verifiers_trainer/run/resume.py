@@ -154,7 +154,7 @@ class Checkpoints:
         write_model: Callable[[Path], None],
         snapshot: Callable[[], PipelineState],
         fixed: bytes | None = None,
-        algorithm: Mapping[str, Any] = MappingProxyType({}),
+        algorithm: Mapping[str, object] = MappingProxyType({}),
         folder: Path | None = None,
     ) -> None:
         """Write ``checkpoint-<step>``, then remove those beyond ``save_total_limit``; or write
@@ -311,7 +311,7 @@ class Checkpoints:
         if isinstance(error, Exception):  # Ctrl-C is no failure
             self._note({"ended": str(error) or repr(error)}, "why the run ended")
 
-    def _note(self, facts: Mapping[str, Any], what: str) -> None:
+    def _note(self, facts: Mapping[str, object], what: str) -> None:
         """Add to ``settings.json``; a failure is logged, and hides nothing else."""
         path = self.run.folder / SETTINGS
         if path.is_file():

@@ -126,7 +126,7 @@ ONE_CARD = (
 """Of the settings ``SHARED_DEVICE``, whose value of TRL asks for vLLM in the trainer's process."""
 
 
-def changing(settings: Mapping[str, Any], owner: str) -> dict[str, Any]:
+def changing(settings: Mapping[str, object], owner: str) -> dict[str, Any]:
     """Leave out the settings of TRL whose value changes nothing here.
 
     *Raises* ``ConfigError`` for another value of a setting that is none here, with what to use.
@@ -282,7 +282,7 @@ def warn_without_effect(name: str) -> None:
     log.warning("%s has no effect: %s", name, WITHOUT_EFFECT[name])
 
 
-def is_unset_warmup(name: str, settings: Mapping[str, Any]) -> bool:
+def is_unset_warmup(name: str, settings: Mapping[str, object]) -> bool:
     """Whether ``name`` is a length of the warm-up that is 0, TRL's default, beside the other
     spelling, which decides then.
 
@@ -293,7 +293,7 @@ def is_unset_warmup(name: str, settings: Mapping[str, Any]) -> bool:
     return name in spellings and settings[name] == 0 and bool(settings.get(spellings[name]))
 
 
-def canonical(settings: Mapping[str, Any], defaults: Current) -> dict[str, Any]:
+def canonical(settings: Mapping[str, object], defaults: Current) -> dict[str, Any]:
     """Rename keywords to canonical names.
 
     *Raises* ``ConfigError`` when two names of a setting have different values.

@@ -164,7 +164,7 @@ class RLConfig(RLFields):
             )
         raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
 
-    def set_fields(self, values: Mapping[str, Any]) -> None:
+    def set_fields(self, values: Mapping[str, object]) -> None:
         """Set these fields alone: not the second field of a setting, and not as if the caller had
         set them."""
         for name, value in values.items():

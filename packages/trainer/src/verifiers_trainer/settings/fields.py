@@ -729,7 +729,7 @@ def plain(value: object) -> Any:
     return type(value).__qualname__ if " at 0x" in text else text
 
 
-def _is_changed(value: object, line: dataclasses.Field[Any]) -> bool:
+def _is_changed(value: object, line: dataclasses.Field[object]) -> bool:
     default = (
         line.default if line.default_factory is dataclasses.MISSING else line.default_factory()
     )

@@ -20,7 +20,7 @@ CONSTRAINS = frozenset(
 """Further arguments that exclude or favour tokens; so do all that begin with ``guided_``."""
 
 
-def is_reshaping(name: str, value: Any) -> bool:
+def is_reshaping(name: str, value: object) -> bool:
     """Whether a sampling argument makes the sampled distribution another than the model's at the
     temperature.
 

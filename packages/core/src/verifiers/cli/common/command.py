@@ -69,7 +69,7 @@ class Call:
         self.out.flush()
 
 
-def _answer(facts: dict[str, Any], exit_code: int = 0, error: object = None) -> str:
+def _answer(facts: dict[str, object], exit_code: int = 0, error: object = None) -> str:
     """The JSON object of a command."""
     content = {"schema": SCHEMA, "ok": exit_code == 0, "exit_code": exit_code, **facts}
     return json.dumps(content | {"error": error})

@@ -79,7 +79,7 @@ class Interrupt:
         os._exit(self.exit_code)
 
 
-def interruptible(task: asyncio.Task[Any], say: Callable[[str], None]) -> Interrupt:
+def interruptible(task: asyncio.Task[object], say: Callable[[str], None]) -> Interrupt:
     """Within the block the first signal cancels ``task`` and gives it ``GRACE_S`` to clean up."""
 
     def cancel() -> None:

@@ -281,7 +281,7 @@ class Fields:
         return cls.declared(typing.get_type_hints(owner, include_extras=True))
 
     @classmethod
-    def declared(cls, hints: Mapping[str, Any]) -> Fields:
+    def declared(cls, hints: Mapping[str, object]) -> Fields:
         """The settings with these annotations."""
         aliases = {
             alias: name

@@ -20,18 +20,18 @@ from verifiers.runtime.syntax import parse_python
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def file_schema(title: str, properties: Mapping[str, Any], **rules: object) -> str:
+def file_schema(title: str, properties: Mapping[str, object], **rules: object) -> str:
     """The JSON text of the schema of a file with these top-level keys."""
     schema = {"$schema": DIALECT, "title": title, **table_schema(properties), **rules}
     return json.dumps(schema, indent=2, ensure_ascii=False)
 
 
-def table_schema(properties: Mapping[str, Any], **rules: object) -> dict[str, Any]:
+def table_schema(properties: Mapping[str, object], **rules: object) -> dict[str, Any]:
     """The schema of a table with these keys and no others."""
     return {"type": "object", "properties": properties, "additionalProperties": False, **rules}
 
 
-def array_schema(items: Mapping[str, Any]) -> dict[str, Any]:
+def array_schema(items: Mapping[str, object]) -> dict[str, Any]:
     """The schema of a list that is not empty."""
     return {"type": "array", "items": items, "minItems": 1}
 

@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -158,7 +158,7 @@ class Display:
         """Announce the runs, in order, with the number of rollouts of each."""
         self._num_planned = sum(num_rollouts) if len(labels) > 1 else 0
 
-    def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
+    def begin(self, label: str, progress: Progress, facts: Mapping[str, object]) -> None:
         """Start a run; ``facts`` go into its JSON event."""
         self.label, self.progress = label, progress
         self._rate, self._time_left = TokenRate(progress.started), TimeLeft()
@@ -200,7 +200,7 @@ def _printable(text: str) -> str:
 class PlainDisplay(Display):
     """Prints a line every ``LINE_EVERY_S`` seconds; for logs and pipes."""
 
-    def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
+    def begin(self, label: str, progress: Progress, facts: Mapping[str, object]) -> None:
         super().begin(label, progress, facts)
         self._next = time.monotonic() + LINE_EVERY_S
 
@@ -232,7 +232,7 @@ class BarDisplay(Display):
         super().plan(labels, num_rollouts)
         self._coming = list(labels)
 
-    def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
+    def begin(self, label: str, progress: Progress, facts: Mapping[str, object]) -> None:
         from rich.live import Live
 
         super().begin(label, progress, facts)
@@ -306,7 +306,7 @@ def _line(text: str, style: str = "bright_black") -> Any:
 class JsonDisplay(Display):
     """Events ``start``, ``rollout``, ``warning`` and ``end``, one JSON object per line."""
 
-    def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
+    def begin(self, label: str, progress: Progress, facts: Mapping[str, object]) -> None:
         super().begin(label, progress, facts)
         self._done: int | None = None
         self._facts = facts

@@ -40,7 +40,7 @@ class Flag:
     help: str
 
 
-def flag(default: Any, help_: str, names: str = "") -> Any:
+def flag(default: object, help_: str, names: str = "") -> Any:
     """A setting with its default, which is a new table for each object, and its flags.
 
     Without a long flag in ``names`` it has the flag of its name: ``max_tokens`` is
@@ -219,7 +219,7 @@ _PAIR = {
 }
 
 
-def _several(*forms: dict[str, Any]) -> dict[str, Any]:
+def _several(*forms: Mapping[str, object]) -> dict[str, Any]:
     """The JSON schema of a value that may be listed."""
     return {"anyOf": [*forms, {"type": "array", "items": {"anyOf": list(forms)}}]}
 

@@ -230,7 +230,7 @@ def defaults_of(
     """
     location = registry.find(env_id, env_dir)
 
-    def check(env_args: Mapping[str, Any]) -> None:
+    def check(env_args: Mapping[str, object]) -> None:
         registry.check_arguments(env_id, registry.import_loader(env_id, location), env_args)
 
     return environment_defaults(location, problems), check
@@ -281,7 +281,7 @@ def _plan(env: Environment, settings: EvalSettings) -> Plan:
     return Plan(examples, [settings.rollouts_per_example] * len(examples))
 
 
-def from_run(settings: EvalSettings, explicit: Mapping[str, Any]) -> EvalSettings:
+def from_run(settings: EvalSettings, explicit: Mapping[str, object]) -> EvalSettings:
     """Settings with model and counts of the run of ``--resume``, unless ``explicit`` has them."""
     if not settings.resume:
         return settings

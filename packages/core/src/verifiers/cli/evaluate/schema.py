@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from verifiers.cli.common.reader import Fields
@@ -36,7 +37,7 @@ def eval_schema() -> str:
     return file_schema("vf-eval", settings | entries)
 
 
-def _swept_table(value: dict[str, Any]) -> dict[str, Any]:
+def _swept_table(value: Mapping[str, object]) -> dict[str, Any]:
     """Tables to try, or a list of values for each of their keys."""
     by_key = {"type": "object", "additionalProperties": array_schema({}), "minProperties": 1}
     return {"anyOf": [array_schema(value), by_key]}

@@ -248,7 +248,7 @@ class CommandSet:
         """A run has ended, and its results count."""
         self.states[self.prepared.index(run)] = COMPLETE
 
-    def note_failure(self, run: Prepared, exit_code: int, error: Mapping[str, Any]) -> None:
+    def note_failure(self, run: Prepared, exit_code: int, error: Mapping[str, object]) -> None:
         """The first failure of a run."""
         index = self.prepared.index(run)
         self.states[index] = FAILED

@@ -46,7 +46,7 @@ class Report:
     set: dict[str, Any] | None = None
     """The set of runs, with a state for each; None for a single run."""
 
-    def failed(self, exit_code: int, error: dict[str, Any]) -> None:
+    def failed(self, exit_code: int, error: dict[str, object]) -> None:
         """Record an error: the highest exit code and the first error are kept."""
         self.exit_code = max(self.exit_code, exit_code)
         self.error = self.error or error
@@ -73,7 +73,7 @@ def throughput(num_rollouts: int, num_tokens: int, seconds: float) -> dict[str, 
 
 
 def run_facts(
-    results: GenerateOutputs, summary: Mapping[str, Any] | None = None, **more: object
+    results: GenerateOutputs, summary: Mapping[str, object] | None = None, **more: object
 ) -> dict[str, Any]:
     """A run as an entry of ``runs``. ``more``: values that only the command has (``throughput``,
     ``exported``).
@@ -94,12 +94,12 @@ def run_facts(
 
 def print_summary(
     results: GenerateOutputs,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     *,
     samples: bool,
     notes: Iterable[str],
     stream: TextIO,
-    summary: Mapping[str, Any] | None = None,
+    summary: Mapping[str, object] | None = None,
 ) -> None:
     """The numbers of a run and, with ``samples``, its best and its worst rollout; ``facts`` and
     ``summary``: as for `run_facts`."""

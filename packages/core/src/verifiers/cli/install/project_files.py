@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from verifiers.environments.local_sources import (
     GROUP,
@@ -86,7 +85,7 @@ def read_project(folder: Path) -> Project:
     return project_of(read_toml(folder), folder)
 
 
-def project_of(document: dict[str, Any], folder: Path) -> Project:
+def project_of(document: Mapping[str, object], folder: Path) -> Project:
     """The project that the content of a ``pyproject.toml`` describes."""
     table = table_at(document, "project")
     name, version = (

@@ -151,7 +151,7 @@ def text_of(content: object) -> str:
     return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
 
 
-def collapsed(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+def collapsed(parts: list[dict[str, object]]) -> str | list[dict[str, Any]]:
     """Return parts as content: one text part is its text, none are ""."""
     if not parts:
         return ""

@@ -309,7 +309,7 @@ def stream_rest(response: Response, request: DialectRequest) -> Iterator[bytes]:
     yield _event("message_stop")
 
 
-def _deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _deltas(block: dict[str, object]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """(block as it starts, its deltas)."""
     kind = block["type"]
     if kind == "text":

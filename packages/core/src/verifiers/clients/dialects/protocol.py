@@ -89,7 +89,7 @@ class Dialect(Protocol):
     def PATHS(self) -> tuple[str, ...]:
         """Paths below the base URL; model calls are posted to the first."""
 
-    def parse_request(self, body: Mapping[str, Any]) -> DialectRequest:
+    def parse_request(self, body: Mapping[str, object]) -> DialectRequest:
         """Read the body of a model call. Raises: ``ConfigError`` that names the field."""
 
     def response_body(self, response: Response, request: DialectRequest) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class ClientDialect(Dialect, Protocol):
         failure."""
 
     def parse_response(
-        self, body: Mapping[str, Any], request: ModelRequest, where: str
+        self, body: Mapping[str, object], request: ModelRequest, where: str
     ) -> Response:
         """Read an answer. Raises: ``MalformedResponse`` that names ``where`` and the field."""
 

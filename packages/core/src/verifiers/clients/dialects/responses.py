@@ -444,7 +444,7 @@ def _head(request: DialectRequest) -> dict[str, Any]:
 
 
 def _answer(
-    response: Response, request: DialectRequest, output: list[dict[str, Any]]
+    response: Response, request: DialectRequest, output: list[dict[str, object]]
 ) -> dict[str, Any]:
     body = _head(request) | {
         "status": "completed",

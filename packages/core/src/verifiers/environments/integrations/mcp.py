@@ -89,7 +89,7 @@ class MCPEnv(ToolEnv):
     @spell_out(ServerOptions, ToolEnv.__init__)
     def __init__(
         self,
-        mcp_servers: Sequence[Any] = (),
+        mcp_servers: Sequence[object] = (),
         max_turns: int = 10,
         error_formatter: Callable[[Exception], str] = tell_error,
         start_timeout_s: float = 30.0,

@@ -119,7 +119,7 @@ class _Exchanges:
     """The requests of a connection that are being answered."""
 
     def __init__(
-        self, url: str, session: aiohttp.ClientSession, arrived: MemoryObjectSendStream[Any]
+        self, url: str, session: aiohttp.ClientSession, arrived: MemoryObjectSendStream[object]
     ):
         self._url, self._session, self._arrived = url, session, arrived
         self._session_id = self._version = ""

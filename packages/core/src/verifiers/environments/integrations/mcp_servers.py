@@ -582,7 +582,7 @@ class _Server:
     async def _read(
         self,
         stdout: asyncio.StreamReader,
-        arrived: MemoryObjectSendStream[Any],
+        arrived: MemoryObjectSendStream[object],
         connection: _Connection,
     ) -> None:
         """Forward the server's messages until it closes its stdout or a line has no end. An answer

@@ -86,7 +86,7 @@ class ReasoningGymEnv(SingleTurnEnv):
     @spell_out(QuestionOptions, SingleTurnEnv.__init__)
     def __init__(
         self,
-        gym: str | Sequence[str | Mapping[str, Any]],
+        gym: str | Sequence[str | Mapping[str, object]],
         num_train_examples: Annotated[
             int, Free("how many rows; every row has a content hash")
         ] = 1000,

@@ -91,7 +91,7 @@ class TextArenaEnv(MultiTurnEnv):
         system_prompt: str | None = None,
         parser: Parser | None = None,
         rubric: Rubric | None = None,
-        feedback_fn: Callable[[str], Any] = identity,
+        feedback_fn: Callable[[str], object] = identity,
         seed: int = 0,
         **parameters: Unpack[GameOptions],
     ):
@@ -151,7 +151,7 @@ class TextArenaEnv(MultiTurnEnv):
         )
         state["final_env_response" if done else "ta_feedback"] = feedback
 
-    def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
+    def env_response(self, messages: Messages, state: State, **_: object) -> Messages:
         """Return the feedback of the game to the last move."""
         feedback: Messages = state["ta_feedback"]
         return feedback

@@ -175,8 +175,8 @@ class MultiAgentEnv(MultiTurnEnv):
         prompt: Messages,
         client: ClientLike | None = None,
         model: str | None = None,
-        tool_defs: Sequence[Mapping[str, Any]] | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
+        tool_defs: Sequence[Mapping[str, object]] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
     ) -> Response:
         """A completion by the client of the role that acts, with its model and its sampling
         arguments."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 LENGTHS = struct.Struct("!II")
@@ -26,7 +27,7 @@ def outputs_in(area_fd: int, max_bytes: int) -> list[bytes]:
     ]
 
 
-def pack(header: dict[str, Any], body: bytes = b"") -> bytes:
+def pack(header: Mapping[str, object], body: bytes = b"") -> bytes:
     """Encode one message."""
     encoded = json.dumps(header).encode("ascii")
     return b"".join((LENGTHS.pack(len(encoded), len(body)), encoded, body))

@@ -27,6 +27,7 @@ import os
 import select
 import socket
 import sys
+from collections.abc import Mapping
 from typing import Any, BinaryIO, cast
 
 from . import frames, kernel
@@ -68,7 +69,9 @@ class GuestInit(Supervisor):
             self.reap()
             tick_s = self.check_limits()
 
-    def handle(self, stream: int, header: dict[str, Any], body: bytes, requests: Requests) -> None:
+    def handle(
+        self, stream: int, header: Mapping[str, object], body: bytes, requests: Requests
+    ) -> None:
         op = header["op"]
         if op == "forward":
             self._forward(stream, body, requests)

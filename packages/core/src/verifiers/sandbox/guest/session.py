@@ -12,6 +12,7 @@ import json
 import os
 import select
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 from . import kernel, root
@@ -23,7 +24,7 @@ UID = 1000
 MAX_MESSAGE = 4096
 
 
-def enter(control: socket.socket, settings: dict[str, Any]) -> None:
+def enter(control: socket.socket, settings: dict[str, object]) -> None:
     """Enter new namespaces and start the supervisor there; returns in the calling process, which
     must exit."""
     try:
@@ -89,7 +90,7 @@ def _mount_files(settings: dict[str, Any]) -> None:
 class _SessionSupervisor(Supervisor):
     """A supervisor that handles requests of the host, each one datagram with file descriptors."""
 
-    def __init__(self, control: socket.socket, settings: dict[str, Any]):
+    def __init__(self, control: socket.socket, settings: Mapping[str, object]):
         super().__init__({**settings, "home": HOME}, (ROOT,))
         self._control = control
 

@@ -15,6 +15,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from . import frames, kernel, limits, seccomp
@@ -48,10 +49,10 @@ class Worker:
             answer, content = getattr(self, f"do_{header['op']}")(header, body)
             self._connection.sendall(frames.pack(answer, content))
 
-    def do_ping(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    def do_ping(self, header: Mapping[str, object], body: bytes) -> tuple[dict[str, Any], bytes]:
         return {}, b""
 
-    def do_python(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    def do_python(self, header: Mapping[str, object], body: bytes) -> tuple[dict[str, Any], bytes]:
         pid = os.getpid()
         self._output.begin()
         value, error, limit = self._interpreter.run(body.decode("utf-8", "surrogatepass"))

@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any
 
 from . import session
 
@@ -48,7 +47,7 @@ def _import_all(names: list[str]) -> dict[str, str]:
     return errors
 
 
-def _fork(control: socket.socket, fd: int, settings: dict[str, Any]) -> None:
+def _fork(control: socket.socket, fd: int, settings: dict[str, object]) -> None:
     child = os.fork()
     if child:
         os.close(fd)

@@ -40,7 +40,7 @@ def main() -> None:
     os._exit(0)
 
 
-def _supervise(control: socket.socket, policy: dict[str, Any]) -> None:
+def _supervise(control: socket.socket, policy: dict[str, object]) -> None:
     report: dict[str, Any]
     try:
         report = {"cause": _run(policy)}

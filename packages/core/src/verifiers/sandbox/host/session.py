@@ -149,7 +149,7 @@ class Session:
 
     # --- one request
 
-    async def _answer(self, header: dict[str, Any], body: bytes = b"") -> tuple[Answer, bytes]:
+    async def _answer(self, header: dict[str, object], body: bytes = b"") -> tuple[Answer, bytes]:
         """Send a request to the worker, started if necessary; cancellation kills every process.
         *Raises* WorkerGone."""
         channel = self._channel or await self._start()
@@ -174,7 +174,7 @@ class Session:
             raise
         return self._channel
 
-    async def _file(self, header: dict[str, Any], body: bytes = b"") -> tuple[Answer, bytes]:
+    async def _file(self, header: dict[str, object], body: bytes = b"") -> tuple[Answer, bytes]:
         async with self._lock:
             await self._usable()
             try:

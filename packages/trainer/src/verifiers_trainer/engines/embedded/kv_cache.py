@@ -43,7 +43,7 @@ class RowsLayer:
     def select(self, rows: torch.Tensor, cut_left: int) -> None:
         """Keep ``rows`` (int64, repeats allowed) and drop the first ``cut_left`` columns."""
 
-    def append_rows(self, other: Any) -> None:
+    def append_rows(self, other: object) -> None:
         """Add the rows of ``other``; the shorter of the two is padded with zeros on the left."""
 
 
@@ -205,7 +205,7 @@ class HybridLayer(StateLayer, BufferLayer):
         StateLayer.select(self, rows, cut_left)
         BufferLayer.select(self, rows, cut_left)
 
-    def append_rows(self, other: Any) -> None:
+    def append_rows(self, other: object) -> None:
         StateLayer.append_rows(self, other)
         BufferLayer.append_rows(self, other)
 

@@ -152,7 +152,7 @@ class SamplingTable:
 
 
 def _entries(
-    entries: list[tuple[int, int, Any]], dtype: torch.dtype, device: torch.device
+    entries: list[tuple[int, int, object]], dtype: torch.dtype, device: torch.device
 ) -> Entries | None:
     """``entries`` as columns, filled up to a power of two with zeros, which change nothing: so that
     few forms occur."""

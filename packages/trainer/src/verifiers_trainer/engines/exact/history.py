@@ -129,7 +129,7 @@ class ExactHistory:
         ]
 
     def _newest(
-        self, messages: Sequence[Mapping[str, Any]], rollout_id: str | None
+        self, messages: Sequence[Mapping[str, object]], rollout_id: str | None
     ) -> tuple[int, _Answer] | None:
         """The index of the last known completion, with its entry."""
         for index in range(len(messages) - 1, -1, -1):
@@ -143,10 +143,10 @@ class ExactHistory:
 
     def _after(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         index: int,
-        tools: Iterable[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any],
+        tools: Iterable[Mapping[str, object]] | None,
+        variables: Mapping[str, object],
     ) -> tuple[int, str]:
         """(id of the token that ends message ``index``, the template's text after it, ready for the
         next answer)."""
@@ -157,7 +157,7 @@ class ExactHistory:
             calls = plain[index]["tool_calls"]
             plain[index]["tool_calls"] = [_without_arguments(call) for call in calls]
 
-        def render(turns: list[dict[str, Any]], answer: bool) -> str:
+        def render(turns: list[dict[str, object]], answer: bool) -> str:
             options = {"tools": list(tools) if tools else None, "add_generation_prompt": answer}
             return rendered_text(self._tokenizer, turns, variables, **options)
 

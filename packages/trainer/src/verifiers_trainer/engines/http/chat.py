@@ -250,7 +250,7 @@ def shows_role(tokenizer: Tokenizer, role: object) -> bool:
         return False
 
 
-def template_source(tokenizer: Any) -> str | None:
+def template_source(tokenizer: object) -> str | None:
     """The text of the chat template, of several the one for tools; None without a template."""
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, Mapping):

@@ -8,7 +8,7 @@ log-probs. Tool calls and reasoning, which need the whole text, are sent in one 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ class StreamedReply:
             yield self._chunk([], usage=usage_of(self._finished, num_prompt))
         yield DONE
 
-    def _chunk(self, choices: list[dict[str, Any]], **shared: object) -> bytes:
+    def _chunk(self, choices: list[Mapping[str, object]], **shared: object) -> bytes:
         chunk = {
             "id": self._id,
             "object": self._kind,

@@ -183,7 +183,7 @@ TOOL_CALL_PARSERS: dict[str, ToolCallParser | None] = {
 
 
 def for_tools(
-    parser: ToolCallParser | None, tools: Iterable[Mapping[str, Any]]
+    parser: ToolCallParser | None, tools: Iterable[Mapping[str, object]]
 ) -> ToolCallParser | None:
     """The parser for a request with these tools: a format whose values are texts needs schemas."""
     if parser is parse_qwen3_coder:

@@ -97,7 +97,7 @@ class VLLMEngine:
         open_sync: OpenSync,
         *,
         in_chat: bool = True,
-        sampling: Mapping[str, Any] = MappingProxyType({}),
+        sampling: Mapping[str, object] = MappingProxyType({}),
         sync_timeout_s: float = 300.0,
         sync_every: int = 1,
         api_key: str | None = None,
@@ -325,7 +325,7 @@ class VLLMEngine:
 
     # --- the policy version of a completion -------------------------------------------------------
 
-    def understood(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def understood(self, arguments: Mapping[str, object]) -> dict[str, Any]:
         """Sampling arguments in the servers' format."""
         return understood(arguments, WEIGHT_SPANS in self._features)
 
@@ -504,7 +504,7 @@ def _with_version(response: Response, version: int | np.ndarray) -> Response:
     return replace(response, version=int(np.min(version)), tokens=tokens)
 
 
-def understood(arguments: Mapping[str, Any], has_spans: bool) -> dict[str, Any]:
+def understood(arguments: Mapping[str, object], has_spans: bool) -> dict[str, Any]:
     """Sampling arguments in vLLM's format.
 
     >>> understood({"temperature": 1.0, "guided_regex": "a+", "return_weight_versions": True}, has_spans=False)

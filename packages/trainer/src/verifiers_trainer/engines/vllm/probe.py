@@ -95,7 +95,7 @@ def check_server(
 
 
 def draw(
-    server: Server, prompt: Sequence[int], count: int, sampling: Mapping[str, Any]
+    server: Server, prompt: Sequence[int], count: int, sampling: Mapping[str, object]
 ) -> np.ndarray:
     """``count`` tokens [count] that follow ``prompt``, sampled with the arguments of rollouts.
 
@@ -122,7 +122,7 @@ def request_body(
     server: Server,
     prompt: str | list[int] | Conversation,
     in_chat: bool,
-    sampling: Mapping[str, Any],
+    sampling: Mapping[str, object],
 ) -> dict[str, Any]:
     """What the client of rollouts sends for one token after ``prompt``."""
     arguments = {**sampling, "max_tokens": 1}
@@ -142,7 +142,7 @@ def _ask(
     model: str,
     prompt: str | Conversation,
     in_chat: bool,
-    sampling: Mapping[str, Any],
+    sampling: Mapping[str, object],
 ) -> Any:
     likely = {"top_logprobs": NUM_LIKELY} if in_chat else {"logprobs": NUM_LIKELY}
     body = request_body(server, prompt, in_chat, {**sampling, **likely}) | {"model": model}

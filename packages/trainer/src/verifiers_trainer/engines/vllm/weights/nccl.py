@@ -136,7 +136,9 @@ class NcclSync(LabelledSync):
         within(broadcast, server, stage, deadline, answer)
         self._result(server, answer, stage, deadline)
 
-    def _result(self, server: Server, answer: Future[Any], stage: str, deadline: Deadline) -> Any:
+    def _result(
+        self, server: Server, answer: Future[object], stage: str, deadline: Deadline
+    ) -> Any:
         started = time.monotonic()
         try:
             return answer.result(timeout=deadline.left_s)
@@ -145,11 +147,11 @@ class NcclSync(LabelledSync):
 
 
 def within(
-    work: Callable[[], Any],
+    work: Callable[[], object],
     server: Server,
     stage: str,
     deadline: Deadline,
-    answer: Future[Any] | None = None,
+    answer: Future[object] | None = None,
 ) -> Any:
     """Run ``work`` in its own thread and return its result: a hanging collective cannot be
     interrupted.
