@@ -111,7 +111,7 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def _older(name: str) -> Any:
+def _older(name: str) -> object:
     compat = legacy_modules.compat
     if name in compat.LATER:
         raise AttributeError(f"vf.{name}: {compat.LATER[name]}")

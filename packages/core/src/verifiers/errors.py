@@ -56,7 +56,7 @@ class VerifiersError(Exception):
             return self.facts.get(name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), str(self), self.facts)
 
 

@@ -181,7 +181,7 @@ def environment(env_id: str, env_args: str) -> Environment:
     return load_environment(env_id, **json.loads(env_args))
 
 
-def peer_task(row: Mapping[str, Any]) -> dict[str, Any]:
+def peer_task(row: Mapping[str, Any]) -> dict[str, object]:
     """Convert a dataset row to a task of plain JSON types; always with ``prompt answer info task
     example_id``."""
     info = row.get("info")

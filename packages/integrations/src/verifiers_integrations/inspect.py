@@ -178,7 +178,7 @@ def _model_output(output: Mapping[str, Any], model: str) -> Any:
     return types.ModelOutput(model=model, choices=choices, usage=usage)
 
 
-def _scores(output: Mapping[str, Any]) -> dict[str, Any]:
+def _scores(output: Mapping[str, Any]) -> dict[str, object]:
     """The known numbers of a rollout."""
     score = load("scorer").Score
     answer = last_text(_completion(output), "assistant")

@@ -66,7 +66,7 @@ def _to_assistant_content(message: Mapping[str, object]) -> Any:
     ]
 
 
-def _to_content(content: object) -> Any:
+def _to_content(content: object) -> object:
     if not isinstance(content, list):
         return content or ""
     model = load("model")

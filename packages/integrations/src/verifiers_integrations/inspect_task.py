@@ -120,7 +120,7 @@ def _solver(env: Environment, rows: Sequence[Mapping[str, Any]]) -> Any:
 
     @module.solver(name="verifiers")  # type: ignore[untyped-decorator]
     def verifiers() -> Any:
-        async def solve(state: Any, generate: object) -> Any:
+        async def solve(state: Any, generate: object) -> object:
             rollout = await scored_rollout(
                 env, rows[state.metadata["row"]], InspectClient(), str(state.model)
             )

@@ -418,8 +418,6 @@ def _message_of(action: Mapping[str, object], number: int) -> AssistantMessage:
         ):
             raise BadMessage(f"tool call {position} has no name")
         read = ToolCall.from_wire({**call, "id": call.get("id") or f"call-{number}-{position}"})
-        if not isinstance(read.arguments, str):
-            read = ToolCall(read["id"], read.name, json.dumps(read.arguments))
         tool_calls.append(read)
     return AssistantMessage(content, tool_calls=tool_calls or None)
 

@@ -176,7 +176,7 @@ class _MessageClient:
         return {"model": self.model, **_to_response(output)}
 
 
-def _to_response(output: Any) -> dict[str, Any]:
+def _to_response(output: Any) -> dict[str, object]:
     """Convert a ``ModelOutput`` to an OpenAI response."""
     calls = [_call(call, number) for number, call in enumerate(output.tool_calls or ())]
     message = {
@@ -196,7 +196,7 @@ def _to_response(output: Any) -> dict[str, Any]:
         "finish_reason": output.finish_reason or "stop",
         "logprobs": logprobs,
     }
-    response: dict[str, Any] = {"id": "", "choices": [choice]}
+    response: dict[str, object] = {"id": "", "choices": [choice]}
     if output.completion_ids is not None and output.prompt_ids is not None:
         choice["token_ids"] = list(output.completion_ids)
         response["prompt_token_ids"] = list(output.prompt_ids)

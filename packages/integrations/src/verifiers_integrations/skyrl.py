@@ -253,7 +253,7 @@ class _Generator:
 def _groups(batch: Mapping[str, Any]) -> list[list[int]]:
     """Group the indices of the prompts by trajectory id; without ids each prompt is a group."""
     ids = batch.get("trajectory_ids")
-    groups: dict[Any, list[int]] = {}
+    groups: dict[object, list[int]] = {}
     for index in range(len(batch["prompts"])):
         groups.setdefault(index if ids is None else ids[index].instance_id, []).append(index)
     return list(groups.values())

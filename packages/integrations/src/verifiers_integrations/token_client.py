@@ -152,7 +152,7 @@ class TokenClient:
                 return prompt_ids
         return self.prompt_ids(messages, request.tools)
 
-    def _sampling(self, request: ModelRequest) -> dict[str, Any]:
+    def _sampling(self, request: ModelRequest) -> dict[str, object]:
         args = {k: v for k, v in request.sampling_args.items() if k != "extra_body"}
         args.update(request.sampling_args.get("extra_body") or {})
         for name in LENGTHS:
@@ -225,7 +225,7 @@ class TokenClient:
         model: str = "",
         tools: Sequence[Mapping[str, object]] | None = None,
         **args: Any,
-    ) -> Any:
+    ) -> object:
         from openai.types.chat import ChatCompletion
 
         rollout_id = (args.pop("extra_headers", None) or {}).get("X-Session-ID")
@@ -236,7 +236,7 @@ class TokenClient:
         response = await self.complete(request)
         return ChatCompletion.model_validate(completion_body(response, True, RETURNED))
 
-    async def _create_text(self, *, prompt: str, model: str = "", **args: object) -> Any:
+    async def _create_text(self, *, prompt: str, model: str = "", **args: object) -> object:
         from openai.types import Completion
 
         args.pop("extra_headers", None)

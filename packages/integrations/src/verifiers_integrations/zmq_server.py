@@ -115,7 +115,7 @@ class Endpoint(msgspec.Struct):
 class RunRequest(msgspec.Struct):
     """The body of ``run``."""
 
-    task_data: dict[str, Any]
+    task_data: dict[str, object]
     client: Endpoint
     model: str
     sampling: dict[str, Any] = {}
@@ -218,7 +218,7 @@ class ZmqServer:
         try:
             match method:
                 case b"health":
-                    answer: dict[str, Any] = {}
+                    answer: dict[str, object] = {}
                 case b"cancel":
                     run_id = msgspec.msgpack.decode(body, type=CancelRequest).request_id.encode()
                     run = self._runs.get((client, run_id))
@@ -355,7 +355,7 @@ def _own_row(env: Environment, task: Mapping[str, object]) -> dict[str, Any]:
 
 def graph_of(
     steps: Sequence[Mapping[str, Any]], tools: list[dict[str, object]], request: RunRequest
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     """(nodes, calls) of a trajectory: a node for each message, whose token ids continue those of
     its parents.
 
@@ -363,8 +363,8 @@ def graph_of(
     does not continue the messages and ids of the turn before begins a branch, with the whole prompt
     as new nodes.
     """
-    nodes: list[dict[str, Any]] = []
-    calls: list[dict[str, Any]] = []
+    nodes: list[dict[str, object]] = []
+    calls: list[dict[str, object]] = []
     path: list[int] = []
     messages: list[dict[str, Any]] = []
     ids: list[int] = []
@@ -409,7 +409,7 @@ def _node(
     prompt_ids: list[int],
     sampled: list[int],
     tools: Sequence[Mapping[str, object]],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     mask = [False] * len(prompt_ids) + [True] * len(sampled)
     node: dict[str, object] = {
         "parent": parent,
@@ -506,7 +506,7 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def tools_of(tools: Sequence[Any] | None) -> list[dict[str, Any]]:
+def tools_of(tools: Sequence[Any] | None) -> list[dict[str, object]]:
     """The tools of a rollout, as the wire has them."""
     flat = [tool.get("function") or tool for tool in tools or ()]
     return [
@@ -551,7 +551,7 @@ def _outcome(output: Mapping[str, Any], began: float) -> dict[str, Any]:
     }
 
 
-def _errors(error: Mapping[str, object] | None) -> list[dict[str, Any]]:
+def _errors(error: Mapping[str, object] | None) -> list[dict[str, object]]:
     if error is None:
         return []
     message = error.get("error_chain_repr") or error.get("message") or error["error"]

@@ -140,7 +140,7 @@ class Pipe:
         self._process, self._errors, self._after = process, errors, after
         self._input, self._output = process.stdin, process.stdout
         self._max_body_bytes = max_body_bytes
-        self._pending: deque[asyncio.Future[tuple[dict[str, Any], bytes]]] = deque()
+        self._pending: deque[asyncio.Future[tuple[dict[str, object], bytes]]] = deque()
         self._end_reason: str | None = None
         self._reading = asyncio.create_task(self._read())
 
@@ -177,7 +177,7 @@ class Pipe:
     ) -> tuple[dict[str, Any], bytes]:
         if self._end_reason is not None:
             raise ConnectionResetError(self._end_reason)
-        reply: asyncio.Future[tuple[dict[str, Any], bytes]] = (
+        reply: asyncio.Future[tuple[dict[str, object], bytes]] = (
             asyncio.get_running_loop().create_future()
         )
         self._pending.append(reply)

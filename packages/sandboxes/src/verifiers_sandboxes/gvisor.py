@@ -15,7 +15,6 @@ import shlex
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from verifiers.sandbox.guest.launch import UID
 from verifiers.sandbox.guest.supervisor import MAX_FILES
@@ -71,7 +70,7 @@ class GVisor(ContainerBackend):
         )
 
 
-def _bundle(root: Root, spec: SandboxSpec, init_command: list[str]) -> dict[str, Any]:
+def _bundle(root: Root, spec: SandboxSpec, init_command: list[str]) -> dict[str, object]:
     """The ``config.json`` of an OCI runtime bundle."""
     files_mb, shared_mb = file_sizes(spec)
     # runsc mounts a separate /tmp

@@ -59,7 +59,7 @@ class RemoteProcesses:
         self._connect = connect
         self._connection: InitConnection | None = None
         self._relay: asyncio.Task[None] | None = None
-        self._killing: asyncio.Task[dict[str, Any]] | None = None
+        self._killing: asyncio.Task[dict[str, object]] | None = None
         self._area_fd = -1
         self._transport_error: ConnectionAbortedError | None = None
 
@@ -105,7 +105,7 @@ class RemoteProcesses:
     async def close(self) -> None:
         await self.clear()
 
-    async def _request_with_outputs(self, op: str) -> dict[str, Any]:
+    async def _request_with_outputs(self, op: str) -> dict[str, object]:
         """Send a request whose reply carries stdout and stderr; return {} without a valid reply.
 
         A guest init that does not answer is ended, and its files are deleted.

@@ -356,7 +356,7 @@ def _of_siblings(function: Callable[..., object], calls: CallsOfRewards) -> Call
     return reward
 
 
-def _value(reward: object) -> Any:
+def _value(reward: object) -> object:
     """A value of a function of TRL as a rubric's: None leaves the completion to the other
     functions, and a scalar of any library is its number."""
     if reward is None:

@@ -126,7 +126,7 @@ class HFLoop(Trainer):
     _rate_of_step: float = math.nan
     """The learning rate of the newest step."""
     _pending_decisions = (False, False)
-    _earlier_engine: Any = None
+    _earlier_engine: object = None
     """DeepSpeed's engine of an earlier ``train``, until the next ``train`` begins."""
 
     def __init__(self, ranks: Ranks, callbacks: list[TrainerCallback], **keywords: Any):
@@ -145,7 +145,7 @@ class HFLoop(Trainer):
         """An optimizer step on a batch; its loss on this process. Calls ``take_step`` once."""
         raise NotImplementedError
 
-    def weight_update(self) -> AbstractContextManager[Any]:
+    def weight_update(self) -> AbstractContextManager[object]:
         """Context in which the weights change, after the gradients are clipped."""
         raise NotImplementedError
 
@@ -173,7 +173,7 @@ class HFLoop(Trainer):
 
     def gradients_exchanged(
         self, model: torch.nn.Module, exchanged: bool
-    ) -> AbstractContextManager[Any]:
+    ) -> AbstractContextManager[object]:
         """Context around forward and backward of a packed row: ranks exchange gradients with the
         last row alone.
 
@@ -228,7 +228,7 @@ class HFLoop(Trainer):
 
     # --- the model and the optimizer --------------------------------------------------------------
 
-    def _build_accelerator_args(self, **keywords: object) -> dict[str, Any]:
+    def _build_accelerator_args(self, **keywords: object) -> dict[str, object]:
         """Without accelerate's compilation of the whole model: the layers are compiled in place."""
         arguments: dict[str, object] = super()._build_accelerator_args(**keywords)
         arguments.pop("dynamo_plugin", None)
@@ -266,7 +266,7 @@ class HFLoop(Trainer):
             log.info("optimizer: %s%s", type(optimizer).__name__, ", fused" if is_fused else "")
         return optimizer
 
-    def _prepare_for_training(self, *args: object, **keywords: object) -> Any:
+    def _prepare_for_training(self, *args: object, **keywords: object) -> object:
         if deepspeed.is_used(self.accelerator):
             deepspeed.in_one_precision(self.model, self.args)
         with fsdp.preserved_ties(self.model):
@@ -276,7 +276,7 @@ class HFLoop(Trainer):
             self._earlier_engine = None
         return prepared
 
-    def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
+    def _clip_grad_norm(self, model: torch.nn.Module) -> object:
         norm = super()._clip_grad_norm(model)
         return fsdp.full_tensor(norm) if isinstance(norm, Tensor) else norm
 
@@ -310,7 +310,7 @@ class HFLoop(Trainer):
         if self._is_prepared_only:
             self.control.should_training_stop = True
             return
-        rate: Any = None
+        rate: object = None
         norm: float | None = None
 
         def log_save_evaluate() -> None:
@@ -340,7 +340,7 @@ class HFLoop(Trainer):
         self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
         log_save_evaluate()
 
-    def _finalize_training(self, *args: object, **keywords: object) -> Any:
+    def _finalize_training(self, *args: object, **keywords: object) -> object:
         if self._is_prepared_only:
             self.control.should_training_stop = False
             return None

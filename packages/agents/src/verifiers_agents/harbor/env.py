@@ -82,7 +82,7 @@ class HarborRun:
     verdict: grading.Verdict | None = None
 
 
-def _defaults() -> dict[str, Any]:
+def _defaults() -> dict[str, object]:
     """The defaults of ``SandboxEnv``, and those that differ."""
     inherited = inspect.signature(SandboxEnv.__init__).parameters
     return {name: parameter.default for name, parameter in inherited.items()} | {

@@ -202,7 +202,7 @@ class _Reader:
 
     def get(self, key: str) -> Any:
         """The value of ``table.key``; None if it is absent or waived."""
-        value: Any = self._config
+        value: object = self._config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         return None if key in self._waive else value

@@ -227,7 +227,7 @@ def _conversations(
         yield name, messages, offered
 
 
-def _assistant(text: str) -> dict[str, Any]:
+def _assistant(text: str) -> dict[str, object]:
     return {"role": "assistant", "content": text}
 
 
@@ -242,7 +242,7 @@ def _plain(message: Message) -> dict[str, Any]:
     return plain
 
 
-def _object(arguments: str) -> Any:
+def _object(arguments: str) -> object:
     try:
         return json.loads(arguments)
     except ValueError:  # not JSON: pass the model's text to the template

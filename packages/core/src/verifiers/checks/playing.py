@@ -161,7 +161,7 @@ def _counted_cleanup(env: Environment) -> Iterator[Counter[str]]:
     handlers = {name: handler for name, handler, options in cleanups if options.stage != "group"}
     counts: Counter[str] = Counter(dict.fromkeys(handlers, 0))
 
-    def counting(name: str, handler: Callable[..., object]) -> Callable[..., Any]:
+    def counting(name: str, handler: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(handler)
         def counted(*args: object, **kwargs: object) -> Any:
             counts[name] += 1

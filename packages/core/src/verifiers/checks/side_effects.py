@@ -107,11 +107,11 @@ def _hook(event: str, arguments: tuple[object, ...]) -> None:
             watch.record(event, arguments)
 
 
-def _signal_handlers() -> dict[int, Any]:
+def _signal_handlers() -> dict[int, object]:
     return {int(number): signal.getsignal(number) for number in signal.valid_signals()}
 
 
-def _random_state() -> tuple[Any, ...]:
+def _random_state() -> tuple[object, ...]:
     """The state of the global random generators, comparable with ``==``."""
     numpy = sys.modules.get("numpy")
     if numpy is None:

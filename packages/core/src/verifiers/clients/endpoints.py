@@ -87,7 +87,7 @@ def load_endpoints(path: str | Path) -> dict[str, EndpointGroup]:
     return groups
 
 
-def _from_toml(text: str, path: Path) -> list[dict[str, Any]]:
+def _from_toml(text: str, path: Path) -> list[dict[str, object]]:
     try:
         document = decode_toml(text)
     except ValueError as error:
@@ -105,7 +105,7 @@ def _from_toml(text: str, path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _from_python(text: str, path: Path) -> list[dict[str, Any]]:
+def _from_python(text: str, path: Path) -> list[dict[str, object]]:
     try:
         module = parse_python(text, filename=str(path))
     except SyntaxError as error:

@@ -376,7 +376,7 @@ class HttpClient(Identified, ABC):
         headers: Mapping[str, str] | None,
     ) -> Answer:
         """Return the answer of a HTTP exchange."""
-        data: Any = body if body is None or len(body) < 2**20 else io.BytesIO(body)
+        data: object = body if body is None or len(body) < 2**20 else io.BytesIO(body)
         try:
             with Deadline(self.config.timeout):
                 response = await pool.session.request(

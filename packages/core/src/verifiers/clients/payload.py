@@ -99,7 +99,7 @@ def left_to_server(sampling_args: Mapping[str, Any], base_url: str | None) -> li
 
 def split_arguments(
     request: ModelRequest, max_tokens_name: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, object], dict[str, object]]:
     """Return (arguments of the OpenAI API, extra body); ``max_tokens_name`` is the name of the
     token limit.
 
@@ -208,8 +208,10 @@ def sendable(request: ModelRequest, without: Collection[str] = frozenset()) -> l
     return prompt if all(map(operator.is_, messages, prompt)) else messages
 
 
-def _sendable_message(message: Any, offered: Collection[object], without: Collection[str]) -> Any:
-    changes: dict[str, Any] = {}
+def _sendable_message(
+    message: Any, offered: Collection[object], without: Collection[str]
+) -> object:
+    changes: dict[str, object] = {}
     if calls := message.get("tool_calls"):
         sent = [_sendable_call(call, offered, without) for call in calls]
         if not all(map(operator.is_, sent, calls)):
@@ -261,7 +263,7 @@ def as_received(message: Any) -> Any:
     return written
 
 
-def _received_call(call: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+def _received_call(call: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, object]:
     """A call as received, with the parts that no server does without."""
     fields_set = {name: value for name, value in call.items() if value is not None}
     if "function" not in fields_set:
@@ -273,7 +275,7 @@ def _received_call(call: Mapping[str, Any], current: Mapping[str, Any]) -> dict[
     return {**current, **fields_set, "id": current["id"], "function": function}
 
 
-def _sendable_call(call: Any, offered: Collection[object], without: Collection[str]) -> Any:
+def _sendable_call(call: Any, offered: Collection[object], without: Collection[str]) -> object:
     function = call.get("function") or call
     arguments, name = function.get("arguments"), function.get("name") or ""
     is_known = name in offered or _TOOL_NAME.fullmatch(name)

@@ -510,11 +510,11 @@ class TokenLogprobs(dict[str, Any]):
     def __repr__(self) -> str:
         return repr(dict(self))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return dict, (dict(self),)
 
 
-def _listed_values(value: object) -> Any:
+def _listed_values(value: object) -> object:
     return value.tolist() if isinstance(value, TokenTexts | array) else value
 
 

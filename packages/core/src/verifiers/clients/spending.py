@@ -105,7 +105,7 @@ class Budget:
     def read(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Take over what earlier sessions spent; their reservations without settlement count in
         full."""
-        open_amounts: dict[Any, Amount] = {}
+        open_amounts: dict[object, Amount] = {}
         for entry in entries:
             amount = Amount(entry["tokens"], entry["usd"])
             if "reserve" in entry:

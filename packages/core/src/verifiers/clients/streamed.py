@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import aiohttp
 from yarl import URL
@@ -104,7 +104,7 @@ class StreamedClient(HttpClient):
         )
 
 
-def _object(body: bytes, where: str) -> dict[str, Any]:
+def _object(body: bytes, where: str) -> dict[str, object]:
     try:
         body_read = decode_message(body, MAX_REPLY_VALUES, len(body))
     except ValueError as error:

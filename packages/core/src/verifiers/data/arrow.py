@@ -51,7 +51,7 @@ def _column(name: str, values: list[object]) -> tuple[list[Any], Any]:
     return texts, as_json
 
 
-def _exact_feature(name: str, values: Sequence[object]) -> Any:
+def _exact_feature(name: str, values: Sequence[object]) -> object:
     """Return the Arrow feature that stores the values exactly; None when there is none."""
     import datasets
     import pyarrow

@@ -111,7 +111,7 @@ def properly_named(part: object) -> Any:
     return part
 
 
-def _named_url(url: object) -> Any:
+def _named_url(url: object) -> object:
     if not isinstance(url, str) or url[:5].lower() != "data:":
         return url
     if (media := split_data_url(url)) is None:

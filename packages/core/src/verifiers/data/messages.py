@@ -146,7 +146,7 @@ def check_parts(messages: Iterable[Any]) -> None:
                     f"a content part is a dict with a 'type', not {_shortened(part)}", key="content"
                 )
             path = _PARTS.get(part["type"], ())
-            value: Any = part
+            value: object = part
             for name in path:
                 value = value.get(name) if isinstance(value, Mapping) else None
             if path and not isinstance(value, str):

@@ -82,7 +82,7 @@ class Source:
         return rows if rows is not None else self.train()
 
 
-def is_builder(dataset: object) -> TypeGuard[Callable[[], Any]]:
+def is_builder(dataset: object) -> TypeGuard[Callable[[], object]]:
     """Return whether ``dataset`` is a function that returns a dataset."""
     return callable(dataset) and not hasattr(dataset, "column_names")
 
@@ -159,7 +159,7 @@ def _open(dataset: object) -> dict[str, Rows] | Rows:
     raise DatasetError(f"cannot read a dataset from {_described(dataset)}; pass {ACCEPTED}")
 
 
-def _without_frame(table: object) -> Any:
+def _without_frame(table: object) -> object:
     """The rows of a DataFrame of pandas or polars; any other object as it is."""
     if type(table).__name__ != "DataFrame":
         return table
@@ -188,7 +188,7 @@ def _open_table(table: object) -> Rows:
 
 
 def _open_columns(columns: Mapping[str, Any]) -> Rows:
-    values: dict[str, list[Any]] = {}
+    values: dict[str, list[object]] = {}
     for name, column in columns.items():
         is_sized = hasattr(column, "__len__") and hasattr(column, "__iter__")
         if isinstance(column, str | Mapping) or not is_sized:
@@ -204,7 +204,7 @@ def _open_columns(columns: Mapping[str, Any]) -> Rows:
     return ListRows(_rows_of(values))
 
 
-def _rows_of(columns: Mapping[str, Sequence[object]]) -> list[dict[str, Any]]:
+def _rows_of(columns: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -333,7 +333,7 @@ def _open_parquet(path: Path) -> Rows:
         ) from error
 
 
-def _parsed(text: str, path: Path, line: int | None) -> Any:
+def _parsed(text: str, path: Path, line: int | None) -> object:
     try:
         return decode_json(text)
     except ValueError as error:

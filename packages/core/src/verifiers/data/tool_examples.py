@@ -34,7 +34,7 @@ def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _value(schema: object, definitions: Mapping[str, object], depth: int) -> Any:
+def _value(schema: object, definitions: Mapping[str, object], depth: int) -> object:
     if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
         return {}
     if "$ref" in schema:

@@ -183,7 +183,7 @@ def tool_name(function: Callable[..., object]) -> str:
     return name
 
 
-def parse_arguments(text: str) -> dict[str, Any]:
+def parse_arguments(text: str) -> dict[str, object]:
     """Parse the JSON arguments of a call; an empty text means no arguments.
 
     *Raises* ToolParseError when it is not a JSON object.
@@ -228,7 +228,7 @@ def _check_name(name: str) -> None:
         )
 
 
-def _no_constant(name: str) -> Any:
+def _no_constant(name: str) -> object:
     raise ValueError(f"{name} is no JSON value")
 
 
@@ -267,7 +267,7 @@ def _parameters(
 
 def _hints(
     function: Callable[..., object], name: str, visible: Mapping[str, inspect.Parameter]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Resolve the types of visible parameters only: those of hidden ones may not be importable."""
     written = {p.name: p.annotation for p in visible.values() if p.annotation is not p.empty}
     source: Any = inspect.unwrap(_unwrapped(function))
@@ -330,7 +330,7 @@ def _schema(
     hints: Mapping[str, Any],
     described: Mapping[str, str],
     takes_any: bool,
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[object, dict[str, object]]:
     """Build (pydantic model, JSON schema); ``takes_any`` allows further names.
 
     Model fields are numbered, so that a parameter may have any name.
@@ -367,7 +367,7 @@ def _schema(
     return model, plain | {"$defs": unlinked} if unlinked else plain
 
 
-def _default(value: object) -> dict[str, Any]:
+def _default(value: object) -> dict[str, object]:
     """Return the field options of a default, which the schema omits when JSON cannot store it."""
     import pydantic_core
 
@@ -390,7 +390,7 @@ def _plain(schema: object, leaves: Mapping[str, Any]) -> Any:
         return [_plain(member, leaves) for member in schema]
     if not isinstance(schema, dict):
         return schema
-    plain: dict[str, Any] = {}
+    plain: dict[str, object] = {}
     for key, value in schema.items():
         if key == "$ref" and value in leaves:
             plain = leaves[value] | plain

@@ -159,7 +159,7 @@ def normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def read_toml(folder: Path) -> dict[str, Any]:
+def read_toml(folder: Path) -> dict[str, object]:
     """The ``pyproject.toml`` in ``folder``; empty when there is none. *Raises* ``ConfigError``:
     unreadable."""
     path = folder / PYPROJECT
@@ -173,7 +173,7 @@ def read_toml(folder: Path) -> dict[str, Any]:
 
 def table_at(document: Mapping[str, object], *keys: str) -> dict[str, Any]:
     """The table at ``keys``; empty when it is missing or not a table."""
-    value: Any = document
+    value: object = document
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}

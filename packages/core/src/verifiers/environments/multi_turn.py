@@ -148,7 +148,7 @@ def num_turns(state: State) -> float:
     return float(len(state.record.transcript))
 
 
-def _without_state(response: tuple[object, ...], state: State) -> Any:
+def _without_state(response: tuple[object, ...], state: State) -> object:
     """Return the messages of ``(messages, state)``, the oldest signature; another tuple is a list
     of messages."""
     last = response[-1] if len(response) == 2 else None

@@ -148,7 +148,7 @@ class PythonEnv(SandboxEnv):
     def _prompt_of_blocks(self, prompt: Messages) -> Messages:
         """Replace ``system_prompt`` by ``blocks_system_prompt``, or append it to the system message
         of the row."""
-        first: Any = prompt[0] if prompt else None
+        first: object = prompt[0] if prompt else None
         messages_after: Messages = prompt[1:] if field(first, "role") == "system" else prompt
         system = message_text(first) if field(first, "role") == "system" else ""
         parts = ("" if system == self.system_prompt else system, self.blocks_system_prompt)

@@ -480,7 +480,7 @@ def import_loader(env_id: str, source: FoundEnvironment) -> Callable[..., Any]:
     """Import the loader without calling it. Raises: ``EnvironmentLoadError``, or the loader's own
     ``UsageError``."""
     try:
-        target: Any = (
+        target: object = (
             source.local.load() if source.local else importlib.import_module(source.module)
         )
         for attribute in source.attribute.split("."):

@@ -77,7 +77,7 @@ class Settings:
 
     def _renamed(self, keywords: RunDefaults, tool_defs: object) -> dict[str, Any]:
         """The keywords beside the parameters, under their present names."""
-        further: dict[str, Any] = {**keywords}
+        further: dict[str, object] = {**keywords}
         if tool_defs is not None:
             further["tool_defs"] = tool_defs
         return compat.rename(further, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
@@ -91,7 +91,7 @@ class Settings:
                 setter(value)
                 continue
             if name not in self.__dict__ and name not in OPTIONAL_ATTRIBUTES:
-                cls: Any = type(self)
+                cls: object = type(self)
                 parameters = compat.parameters_of(cls)
                 if name not in parameters and (match := close_match(name, parameters)):
                     raise ConfigError(

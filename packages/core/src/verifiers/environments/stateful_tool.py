@@ -69,7 +69,7 @@ class StatefulToolEnv(ToolEnv):
 
     async def prepare_arguments(
         self, call: ToolCall, messages: Messages, state: State
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Call ``update_tool_args`` with the model's arguments, then check what it returns.
 
         *Raises* ToolError for a call that cannot run, ToolCallError for a call that names a hidden

@@ -226,14 +226,14 @@ class ToolEnv(MultiTurnEnv):
 
     async def prepare_arguments(
         self, call: ToolCall, messages: Messages, state: State
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Return the arguments of a call as the tool receives them. *Raises* ToolError for a call
         that cannot run."""
         arguments = self.parsed_arguments(call, state)
         tool = self._functions.get(call["name"])
         return arguments if tool is None else tool.arguments(arguments)
 
-    def parsed_arguments(self, call: ToolCall, state: State) -> dict[str, Any]:
+    def parsed_arguments(self, call: ToolCall, state: State) -> dict[str, object]:
         """Return the arguments that the model wrote. *Raises* ToolError for an unknown tool or text
         that is no JSON."""
         if call["name"] not in self.tool_map and call["name"] not in _names(

@@ -47,7 +47,7 @@ async def maybe_call_with_named_args(function: Callable[..., object], **kwargs: 
     return await maybe_await(function, **accepted)
 
 
-async def maybe_semaphore(limit: int | None = None) -> AbstractAsyncContextManager[Any]:
+async def maybe_semaphore(limit: int | None = None) -> AbstractAsyncContextManager[object]:
     """A semaphore of ``limit`` slots, or a context that never blocks for None and numbers below
     1."""
     return asyncio.Semaphore(limit) if limit is not None and limit > 0 else nullcontext()

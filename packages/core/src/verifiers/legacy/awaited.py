@@ -112,7 +112,7 @@ def finish_results(module: Any) -> None:
     """Give results the methods of ``Finished``, and a constructor that takes columns."""
     _make_finished(module.GenerateOutputs)
 
-    def of_columns(*arguments: Any) -> Any:
+    def of_columns(*arguments: Any) -> object:
         from verifiers.legacy.columns import results_of_columns  # late: it imports the results
 
         return results_of_columns(*arguments)
@@ -136,7 +136,7 @@ class AwaitableToo:
         functools.update_wrapper(self, method)
         self._method = method
 
-    def __get__(self, owner: object, cls: type | None = None) -> Callable[..., Any]:
+    def __get__(self, owner: object, cls: type | None = None) -> Callable[..., object]:
         return self._method if owner is None else types.MethodType(self, owner)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:

@@ -23,7 +23,7 @@ LEADING = {"input": "rows", "group_inputs": "rows", "client": "client", "model":
 PRESENT_KEYWORDS = ("sampling_args", "max_retries", "state_columns", "env_client")
 
 
-def older_rollout(native: Callable[..., object]) -> Callable[..., Any]:
+def older_rollout(native: Callable[..., object]) -> Callable[..., object]:
     """``rollout``, also as ``rollout(client=…, model=…, prompt=…, **sampling) -> (completion,
     state)``."""
 
@@ -48,7 +48,7 @@ async def _rollout_of_prompt(
     info: Mapping[str, object] | None = None,
     sampling_args: Mapping[str, object] | None = None,
     **sampling: object,
-) -> tuple[Any, State]:
+) -> tuple[object, State]:
     from verifiers.data.messages import normalize_messages
     from verifiers.errors import ConfigError
     from verifiers.legacy.awaited import FinishedTuple
@@ -66,7 +66,7 @@ async def _rollout_of_prompt(
     return FinishedTuple((state["completion"], state))
 
 
-def older_run(native: Callable[..., Any]) -> Callable[..., Any]:
+def older_run(native: Callable[..., Any]) -> Callable[..., object]:
     """``run_rollout`` or ``run_group``, which return states for older keywords and for several
     further arguments.
 
@@ -101,7 +101,7 @@ async def _states(
     rows: object,
     client: ClientLike | None = None,
     model: ModelLike | None = None,
-) -> Any:
+) -> object:
     """States of a rollout or of a group. ``gen_sem`` limits model calls,
     ``score_sem`` scoring."""
     from verifiers.runs.rollout import scored_group, scored_rollout

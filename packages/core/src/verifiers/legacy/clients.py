@@ -85,7 +85,7 @@ def setup_client(
     return setup_openai_client(config)
 
 
-def load_prime_config() -> dict[str, Any]:
+def load_prime_config() -> dict[str, object]:
     """The settings in ``~/.prime/config.json``; none where the file is absent or broken."""
     try:
         config = read_json(Path.home() / ".prime" / "config.json")

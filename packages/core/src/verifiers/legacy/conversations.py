@@ -169,7 +169,7 @@ def error_type_name(error: object) -> str:
     return str(error.get("error")) if isinstance(error, Mapping) else type(error).__name__
 
 
-def _with_json_calls(message: Message) -> dict[str, Any]:
+def _with_json_calls(message: Message) -> dict[str, object]:
     copy = dict(message)
     if calls := message.get("tool_calls"):
         copy["tool_calls"] = [json.dumps(call) for call in calls]

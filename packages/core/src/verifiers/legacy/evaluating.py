@@ -115,7 +115,7 @@ async def run_evaluations(config: EvalRunConfig) -> None:
 
 def load_toml_config(
     path: str | Path, extra_valid_fields: set[str] | None = None
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """The evaluations of a TOML file: its top-level settings updated with each ``[[eval]]`` or
     ``[[ablation]]``.
 

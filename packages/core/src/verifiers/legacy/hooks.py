@@ -58,7 +58,7 @@ def _names_in(cls: type) -> set[str]:
     return names
 
 
-def _of_last_argument(method: Callable[..., Any]) -> Callable[..., Any]:
+def _of_last_argument(method: Callable[..., Any]) -> Callable[..., object]:
     """``is_completed(state)``, also as ``is_completed(messages, state)``, and without ``await`` if
     nothing waits."""
 
@@ -81,7 +81,7 @@ def _takes_messages(override: Callable[..., object]) -> bool:
     return len([p for p in positional[1:] if p.default is p.empty]) >= 2
 
 
-def _with_messages(override: Callable[..., Any]) -> Callable[..., Any]:
+def _with_messages(override: Callable[..., Any]) -> Callable[..., object]:
     @functools.wraps(override)
     def is_completed(env: object, *args: Any, **kwargs: Any) -> Any:
         if len(args) > 1 or kwargs:

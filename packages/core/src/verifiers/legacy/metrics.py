@@ -179,4 +179,4 @@ class PassAtKMetric(_Collected):
 
     def reset(self) -> None:
         """Forget the rollouts."""
-        self._passed: dict[Any, list[bool]] = {}
+        self._passed: dict[object, list[bool]] = {}

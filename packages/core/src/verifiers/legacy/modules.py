@@ -149,7 +149,7 @@ class _WithOlderNames(Loader):
     def __init__(self, loader: Loader):
         self._loader = loader
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -186,7 +186,7 @@ def _add_fallback(module: ModuleType) -> None:
     module.__dict__["__getattr__"] = find
 
 
-def _value(module: str, home: str, name: str) -> Any:
+def _value(module: str, home: str, name: str) -> object:
     try:
         return getattr(importlib.import_module(home), name)
     except AttributeError as error:

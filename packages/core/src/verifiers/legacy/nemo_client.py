@@ -44,7 +44,7 @@ class NeMoRLChatCompletionsClient(TemplateClient):
             default_headers=dict(config.extra_headers) or None,
         )
 
-    async def to_native_prompt(self, messages: object) -> tuple[Any, dict[str, Any]]:
+    async def to_native_prompt(self, messages: object) -> tuple[object, dict[str, object]]:
         """Messages in the wire format."""
         return chat_messages(messages), {}
 

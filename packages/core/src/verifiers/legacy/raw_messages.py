@@ -73,7 +73,7 @@ def messages_to_printable(messages: Iterable[object] | str) -> Any:
     return [message_to_printable(message) for message in messages]
 
 
-def serialize_message_for_output(message: object) -> dict[str, Any]:
+def serialize_message_for_output(message: object) -> dict[str, object]:
     """A message as saved: images reduced to their URL, audio without white space, further keys left
     out."""
     fields = as_mapping(message, "a message")
@@ -125,7 +125,7 @@ def _part_text(part: object) -> str:
     return str(field(part, "text") or "") if kind == "text" else _PLACEHOLDERS.get(kind, "")
 
 
-def _saved_part(part: object) -> dict[str, Any]:
+def _saved_part(part: object) -> dict[str, object]:
     fields = dict(as_mapping(part, "a content part"))
     if fields.get("type") == "image_url":
         return {"type": "image_url", "image_url": {"url": field(fields.get("image_url"), "url")}}

@@ -92,7 +92,7 @@ async def run_rollouts(
     return await asyncio.gather(*map(run, prompts, answers, tasks, infos))
 
 
-def _decorated(kind: str, env: Environment) -> list[Callable[..., Any]]:
+def _decorated(kind: str, env: Environment) -> list[Callable[..., object]]:
     """The bound methods of a kind, highest priority first, then by name."""
     return [method for _, method, _ in decorated(env, kind)]
 

@@ -96,7 +96,7 @@ class _Replaceable:
     def __init__(self, name: str, function: Callable[..., object]):
         self.name, self.function = name, function
 
-    def __get__(self, rubric: Rubric | None, cls: type[Rubric]) -> Any:
+    def __get__(self, rubric: Rubric | None, cls: type[Rubric]) -> object:
         if rubric is None:
             return self.function
         replacement = _replaced_on(rubric).get(self.name)
@@ -107,7 +107,7 @@ class _Replaceable:
         _adapt(rubric, type(rubric), list(_replaced_on(rubric)))
 
 
-def _replaced_on(rubric: Rubric) -> dict[str, Callable[..., Any]]:
+def _replaced_on(rubric: Rubric) -> dict[str, Callable[..., object]]:
     """Name -> the function that was set on an object in place of its method."""
     functions: dict[str, Callable[..., object]] = vars(rubric).setdefault("_replaced_methods", {})
     return functions
@@ -277,7 +277,7 @@ def _of_any_form(cls: type[Rubric]) -> None:
             setattr(cls, name, _Replaceable(name, wrap(vars(cls)[name])))
 
 
-def _score_rollout(native: Callable[..., Awaitable[RolloutScore]]) -> Callable[..., Any]:
+def _score_rollout(native: Callable[..., Awaitable[RolloutScore]]) -> Callable[..., object]:
     """``score_rollout`` that also takes a plain dict, or prompt, completion, answer, state by
     position or keyword."""
 
@@ -293,7 +293,7 @@ def _score_rollout(native: Callable[..., Awaitable[RolloutScore]]) -> Callable[.
     return score_rollout
 
 
-def _score_group(native: Callable[..., Awaitable[RolloutScores]]) -> Callable[..., Any]:
+def _score_group(native: Callable[..., Awaitable[RolloutScores]]) -> Callable[..., object]:
     """``score_group`` that also takes plain dicts, which receive the results."""
 
     @functools.wraps(native)

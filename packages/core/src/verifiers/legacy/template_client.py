@@ -71,7 +71,7 @@ class TemplateClient(Client, Identified):
         """The provider's object for settings."""
         raise NotImplementedError(f"{type(self).__name__} must define setup_client(self, config)")
 
-    async def to_native_prompt(self, messages: object) -> tuple[Any, dict[str, Any]]:
+    async def to_native_prompt(self, messages: object) -> tuple[object, dict[str, object]]:
         """(prompt in the provider's form, further keywords of ``get_native_response``)."""
         raise NotImplementedError(
             f"{type(self).__name__} must define to_native_prompt(self, messages)"

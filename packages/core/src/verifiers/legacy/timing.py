@@ -48,7 +48,7 @@ def adapt_rows(module: Any) -> None:
     module.saved_times = saved_times
 
 
-def _missing(timing: Any, key: str) -> Any:
+def _missing(timing: Any, key: str) -> object:
     if key in TIMES:
         return seconds_of(timing, TIMES[key], key)
     raise KeyError(key)

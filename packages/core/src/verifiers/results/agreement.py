@@ -12,7 +12,6 @@ import dataclasses
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from verifiers.errors import ConfigError
 from verifiers.results.distributions import NORMAL
@@ -58,7 +57,7 @@ class Agreement:
         """The share of labelled rollouts that the judge agrees with."""
         return (self.true_yes + self.true_no) / self.num_labelled
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON values; unknown numbers are None."""
         fields = dataclasses.asdict(self) | {"accuracy": self.accuracy}
         return {name: None if value != value else value for name, value in fields.items()}
@@ -180,7 +179,7 @@ def label_of(output: Mapping[str, object], column: str) -> bool | None:
     >>> label_of({"info": {"human": "yes"}}, "info.human"), label_of({"info": {}}, "info.human")
     (True, None)
     """
-    value: Any = output
+    value: object = output
     for name in column.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     if value is None or value != value:

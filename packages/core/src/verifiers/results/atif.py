@@ -404,7 +404,7 @@ def _wire_call(call: Mapping[str, Any]) -> Json:
     return {"id": call["tool_call_id"], "type": "function", "function": function}
 
 
-def _parts(content: str | Sequence[Mapping[str, Any]] | None) -> Any:
+def _parts(content: str | Sequence[Mapping[str, Any]] | None) -> object:
     if content is None or isinstance(content, str):
         return content or ""
     return [

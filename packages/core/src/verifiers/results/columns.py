@@ -97,7 +97,7 @@ def _joined(blocks: Sequence[np.ndarray], kind: str) -> np.ndarray:
     return np.concatenate(blocks, dtype=None if is_text else kind)
 
 
-def _listed(values: np.ndarray) -> list[Any]:
+def _listed(values: np.ndarray) -> list[object]:
     plain: list[Any] = values.tolist()
     return [value.decode() or None for value in plain] if values.dtype.kind == "S" else plain
 

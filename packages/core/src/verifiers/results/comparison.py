@@ -139,7 +139,7 @@ class Difference:
             return f"too few examples for an interval within ±{self.largest:g}"
         return f"95% from {self.low:+.3f} to {self.high:+.3f}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON values; unknown numbers are None."""
         content = dataclasses.asdict(self)
         content["verdict"] = self.verdict
@@ -170,7 +170,7 @@ class Comparison:
     differences: tuple[Difference, ...]
     refused: tuple[Incomparable, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON values: ``runs``, ``differences``, ``refused``."""
         names = ("name", "env_id", "model", "status")
         return {

@@ -69,7 +69,7 @@ def rows_to_dataset(rows: Sequence[Mapping[str, object]], first: Iterable[str] =
     )
 
 
-def facts_of_run(metadata: Mapping[str, object]) -> dict[str, Any]:
+def facts_of_run(metadata: Mapping[str, object]) -> dict[str, object]:
     """What a row of a table says of its run: environment and model, so that tables of several runs
     can be joined."""
     return {name: metadata[name] for name in ("env_id", "model") if metadata.get(name)}
@@ -165,7 +165,7 @@ def write_trajectories(
         _write_metadata({**metadata, "path_to_save": str(folder)}, new)
 
 
-def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[list[dict[str, Any]]]:
+def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[list[dict[str, object]]]:
     rows = journal_rows(rollouts)
     while batch := list(itertools.islice(rows, BATCH_SIZE)):
         yield batch
@@ -284,7 +284,7 @@ def read_parquet(file: Path) -> Iterator[dict[str, Any]]:
         ) from error
 
 
-def _as_read(is_text: bool, name: str, array: pa.Array, is_older: bool = False) -> list[Any]:
+def _as_read(is_text: bool, name: str, array: pa.Array, is_older: bool = False) -> list[object]:
     """The values of a column as they are read; ``is_older``: a file without ``REMAINDER``."""
     values: list[Any] = array.to_pylist()
     if is_text:
@@ -294,7 +294,7 @@ def _as_read(is_text: bool, name: str, array: pa.Array, is_older: bool = False) 
     return values
 
 
-def _without_nulls(value: object) -> Any:
+def _without_nulls(value: object) -> object:
     """Without the fields that a struct of Arrow adds to an object that lacks them."""
     if isinstance(value, list):
         return [_without_nulls(part) for part in value]
@@ -314,7 +314,7 @@ def _of_type(
     return inferred if inferred is not None and inferred.type == kind else pa.array(values, kind)
 
 
-def _common_type(merged: pa.DataType | None, values: Sequence[object]) -> tuple[Any, Any]:
+def _common_type(merged: pa.DataType | None, values: Sequence[object]) -> tuple[object, object]:
     """(the Arrow type of the values and of those before them, of type ``merged``; the values as an
     array of their own).
 
@@ -335,7 +335,7 @@ def _common_type(merged: pa.DataType | None, values: Sequence[object]) -> tuple[
     return (None, None) if _is_unfit(common) else (common, array)
 
 
-def _arrow_column(name: str, values: list[object]) -> list[Any]:
+def _arrow_column(name: str, values: list[object]) -> list[object]:
     """The values, or their JSON texts when no single Arrow type that Parquet supports fits them."""
     import pyarrow as pa
 

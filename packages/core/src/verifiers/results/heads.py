@@ -115,7 +115,7 @@ def head_values(body: bytes, metric_names: Sequence[str]) -> tuple[Any, ...]:
     return _values_of(head if is_usual else _head_of(decode_row(body), metric_names))
 
 
-def _values_of(head: Any) -> tuple[Any, ...]:
+def _values_of(head: Any) -> tuple[object, ...]:
     usage = {name: number(count) for name, count in (head.token_usage or {}).items()}
     turns, chars = _measure(head.completion)
     cause, names = None, {name: _text(getattr(head, name)) for name in DECLARED_NAMES}
@@ -171,7 +171,7 @@ def _measure(completion: object) -> tuple[int, int]:
     return turns, chars
 
 
-def _head_of(row: Mapping[str, object], metric_names: Sequence[str]) -> Any:
+def _head_of(row: Mapping[str, object], metric_names: Sequence[str]) -> object:
     """The head of a saved rollout of any version, by complete decoding."""
     output = row_from_disk(row, metric_names)
     completion = output["completion"]

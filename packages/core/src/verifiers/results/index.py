@@ -259,7 +259,7 @@ class RowIndex:
 
     def info_values(
         self, name: str, first: int = 0, budget_s: float = math.inf
-    ) -> tuple[list[Any], int]:
+    ) -> tuple[list[object], int]:
         """(the values of ``info.<key>`` from row ``first`` on, the row number to continue from).
 
         Numbers stay numbers, other values become text; None if there is none. Stops after about
@@ -303,7 +303,7 @@ class RowIndex:
                 if time.monotonic() > deadline:
                     return
 
-    def _stored(self, file: IO[bytes], number: int) -> dict[str, Any]:
+    def _stored(self, file: IO[bytes], number: int) -> dict[str, object]:
         row = decode_row(self._line(file, number))
         row.pop("crc32", None), row.pop("write_part", None)
         return row
@@ -379,7 +379,7 @@ class RowIndex:
         self.keys.extend(columns.pop("rollout_key"))
 
 
-def _info_of(line: bytes) -> Mapping[str, Any]:
+def _info_of(line: bytes) -> Mapping[str, object]:
     try:
         info = _INFO.decode(line).info
     except (msgspec.DecodeError, UnicodeError, RecursionError):  # lone surrogates
@@ -390,7 +390,7 @@ def _info_of(line: bytes) -> Mapping[str, Any]:
     return info if isinstance(info, Mapping) else {}
 
 
-def _plain_value(value: object) -> Any:
+def _plain_value(value: object) -> object:
     if value is None or isinstance(value, int | float):
         return value
     return (value if isinstance(value, str) else json.dumps(value))[:MAX_VALUE_CHARS]

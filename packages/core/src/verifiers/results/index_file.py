@@ -151,7 +151,7 @@ def _user_key(is_made: bool = False) -> bytes:
 
 def _packed(part: dict[str, Any]) -> bytes:
     """A part of an index as bytes; each column in its smallest type."""
-    packed: dict[str, Any] = {"names": part["names"]}
+    packed: dict[str, object] = {"names": part["names"]}
     for group in ("columns", "metrics", "usage"):
         columns = {
             name: smallest(values, values.dtype.str[1:]) for name, values in part[group].items()
@@ -162,7 +162,7 @@ def _packed(part: dict[str, Any]) -> bytes:
     return msgspec.msgpack.encode(packed)
 
 
-def _unpacked(content: bytes) -> dict[str, Any]:
+def _unpacked(content: bytes) -> dict[str, object]:
     part: dict[str, Any] = msgspec.msgpack.decode(content)
     for group in ("columns", "metrics", "usage"):
         part[group] = {

@@ -228,7 +228,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
         yield from _plain_rows(file)
 
 
-def _plain_rows(file: Path) -> Iterator[dict[str, Any]]:
+def _plain_rows(file: Path) -> Iterator[dict[str, object]]:
     """Read lines without checksums; an invalid last line without a newline is an interrupted write
     and is skipped."""
     with open_file(file) as lines:
@@ -250,7 +250,7 @@ def _plain_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 def _newest(rows: Iterator[dict[str, object]]) -> list[tuple[int, dict[str, Any]]]:
     """(line, row) of the newest row of each rollout."""
-    by_key: dict[Any, tuple[int, dict[str, Any]]] = {}
+    by_key: dict[object, tuple[int, dict[str, object]]] = {}
     for line, row in enumerate(rows, 1):
         key = row.get("rollout_key")
         key = key if isinstance(key, str) else line

@@ -36,7 +36,7 @@ def results_html(facts: Mapping[str, object], outputs: Sequence[Mapping[str, Any
 
 def _table(facts: Mapping[str, Any], num_rollouts: int) -> str:
     reward, stderr = _number(facts["avg_reward"]), _number(facts["reward_stderr"])
-    rows: dict[str, Any] = {
+    rows: dict[str, object] = {
         "environment": facts["env_id"],
         "model": facts["model"],
         "rollouts": f"{num_rollouts} ({facts['num_examples']} examples)",

@@ -89,7 +89,7 @@ class GenerateOutputs(ResultColumns):
         self.outputs: list[RolloutOutput] = list(outputs)
         self.metadata = GenerateMetadata.of(self.outputs) if metadata is None else metadata
         self._states = None if states is None else list(states)
-        self._columns: dict[str, Any] = {}
+        self._columns: dict[str, object] = {}
 
     @staticmethod
     def of_columns(*arguments: object) -> Any:
@@ -380,7 +380,7 @@ class GenerateOutputs(ResultColumns):
             bool(self.outputs) and all("trajectory" in o for o in self.outputs)
         )
 
-    def _make_column(self, column: str) -> Any:
+    def _make_column(self, column: str) -> object:
         if column == "states":
             return self._all_states()
         if column == "metrics":
@@ -427,7 +427,7 @@ class Trajectories(Sequence[dict[str, Any]]):
 
     __hash__ = None  # type: ignore[assignment]  # as of a list
 
-    def _document(self, index: int, output: RolloutOutput) -> dict[str, Any]:
+    def _document(self, index: int, output: RolloutOutput) -> dict[str, object]:
         states, facts = self._results._states, self._results.metadata
         turns = {} if states is None else {"trajectory": states[index]["trajectory"]}
         names = str(facts.get("env_id") or ""), str(facts.get("model") or "")

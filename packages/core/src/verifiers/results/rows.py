@@ -94,7 +94,7 @@ def encoded_output(output: Mapping[str, Any]) -> dict[str, Any]:
 
 def row_for_disk(
     output: Mapping[str, Any], example_hash: str, sibling: int, attempts: int = 1
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The rollout in the journal's format: with its key, and each message and token id of the
     trajectory once."""
     row = {**output}
@@ -105,7 +105,7 @@ def row_for_disk(
     return row
 
 
-def journal_rows(outputs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def journal_rows(outputs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, object]]:
     """Each rollout as a journal has it, as JSON values: with a key of its own, from which it is
     read again."""
     siblings: dict[str, set[int]] = {}
@@ -119,7 +119,7 @@ def journal_rows(outputs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
         yield decode_row(encode_row(row_for_disk(output, example_hash, sibling, attempts)))
 
 
-def remainder_of(row: Mapping[str, object], read: Mapping[str, object]) -> dict[str, Any]:
+def remainder_of(row: Mapping[str, object], read: Mapping[str, object]) -> dict[str, object]:
     """What ``with_remainder`` needs to make ``row`` of what another format gives: its values of
     ``fields`` that are others, and the names that it lacks (``absent``); empty if it is equal."""
     fields = {
@@ -131,7 +131,7 @@ def remainder_of(row: Mapping[str, object], read: Mapping[str, object]) -> dict[
     return {"fields": fields, "absent": absent} if fields or absent else {}
 
 
-def with_remainder(read: Mapping[str, object], remainder: object) -> dict[str, Any]:
+def with_remainder(read: Mapping[str, object], remainder: object) -> dict[str, object]:
     """The row of which ``remainder_of`` made ``remainder``. *Raises* TypeError for a remainder of
     another shape."""
     if not isinstance(remainder, Mapping):

@@ -212,7 +212,7 @@ class GenerateMetadata(AttributeDict):
         *Raises* TypeError for an unknown fact.
         """
         measured = rollouts if isinstance(rollouts, Measurements) else Measurements.of(rollouts)
-        num_examples: Any = facts.pop("num_examples", None)
+        num_examples: object = facts.pop("num_examples", None)
         siblings: Any = facts.pop("rollouts_per_example", None)
         if unknown := facts.keys() - FACTS.keys():
             raise TypeError(f"metadata has no field {sorted(unknown)[0]!r}")
@@ -245,7 +245,9 @@ def successes(outputs: Sequence[Mapping[str, Any]], threshold: float | None = No
     return list(solved([output["reward"] for output in outputs], measured, threshold).tolist())
 
 
-def _statistics(measured: Measurements, siblings: int, threshold: float | None) -> dict[str, Any]:
+def _statistics(
+    measured: Measurements, siblings: int, threshold: float | None
+) -> dict[str, object]:
     rewards, examples = measured.rewards, measured.examples
     num_rollouts = len(rewards)
     num_failed = sum(

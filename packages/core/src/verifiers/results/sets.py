@@ -11,7 +11,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from verifiers.errors import ConfigError
 from verifiers.results.comparison import (
@@ -35,7 +34,7 @@ class SetComparison(Comparison):
     without_partner: tuple[tuple[Measured, ...], tuple[Measured, ...]] = ((), ())
     """Of the baseline set, and of the other set."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As of ``Comparison``, with ``without_partner``: two lists of names."""
         names = [[run.name for run in alone] for alone in self.without_partner]
         return {**Comparison.to_dict(self), "without_partner": names}

@@ -60,7 +60,7 @@ class StoredOutputs(GenerateOutputs):
         self._example_ids = example_ids
         self._states = None
         self._every_advantage: np.ndarray | None = None
-        self._columns: dict[str, Any] = {}
+        self._columns: dict[str, object] = {}
 
     if not TYPE_CHECKING:
 
@@ -79,7 +79,7 @@ class StoredOutputs(GenerateOutputs):
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return GenerateOutputs, (self.outputs, self.metadata)
 
     def rollouts(self) -> Iterator[RolloutOutput]:

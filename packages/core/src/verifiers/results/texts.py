@@ -217,7 +217,7 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def flat_settings(config: Mapping[str, object]) -> dict[str, Any]:
+def flat_settings(config: Mapping[str, object]) -> dict[str, object]:
     """What the user of a run set in its configuration, as `flat`."""
     return flat({name: value for name, value in config.items() if name not in PARTS_IN_CODE})
 

@@ -153,7 +153,7 @@ class SeedDifference:
             f" p = {self.p:.2g}: {self.verdict}"
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As in ``--json``; unknown numbers are None."""
         numbers = {"difference": self.difference, "low": self.low, "high": self.high, "p": self.p}
         return {

@@ -81,7 +81,7 @@ def declared(cls: type) -> dict[str, Field]:
     return fields
 
 
-def values_to_save(fields: Mapping[str, Field], record: object) -> dict[str, Any]:
+def values_to_save(fields: Mapping[str, Field], record: object) -> dict[str, object]:
     """The saved values of a record, by saved name: of the fields that are saved always, and of
     those that say something."""
     saved = {}

@@ -310,7 +310,7 @@ SAVED = {
 _SAVED_COLUMNS = tuple(name for name in SAVED if name in ROW)
 
 
-def read_fields(saved: Mapping[str, object]) -> dict[str, Any]:
+def read_fields(saved: Mapping[str, object]) -> dict[str, object]:
     """The values of the fields that a saved rollout has, but its turns."""
     return {
         name: field.saved.read(saved[name])

@@ -67,7 +67,7 @@ class State(StateKeys, View):
 
     INPUT_FIELDS = tuple(INPUT_COLUMNS)
     COMPUTED = frozenset(("id", "turn", "responses"))
-    OLDER: Mapping[str, Callable[[State], Any]] = {}
+    OLDER: Mapping[str, Callable[[State], object]] = {}
     """Keys of older versions -> how they are computed; filled by ``legacy``."""
     RESERVED = COMPUTED | _ATTRIBUTES.keys() | _OF_THE_RUN.keys() | {"input", "oai_tools"}
     """Reserved keys; a column of such a name is read through ``state["input"]``."""
@@ -179,7 +179,7 @@ class State(StateKeys, View):
         """A plain dict of the keys, with ``input``."""
         return {**self, "input": dict(self.record.row)}
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return State, (self.copy(),)
 
 

@@ -145,7 +145,7 @@ class TrajectoryStepTokens(View):
     def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuilt, (TrajectoryStepTokens, dict(self))
 
 
@@ -260,12 +260,12 @@ class TrajectoryStep(Turn, View):
 
     __hash__ = None  # type: ignore[assignment]  # as of a dict
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         fields = dict(self)
         if fields["tokens"] is not None:
             fields["tokens"] = dict(fields["tokens"])
         return _rebuilt, (TrajectoryStep, fields)
 
 
-def _rebuilt(cls: type, fields: Mapping[str, object]) -> Any:
+def _rebuilt(cls: type, fields: Mapping[str, object]) -> object:
     return cls(**fields)

@@ -176,8 +176,8 @@ class Transcript(list[Any]):
 
     # --- pickles keep what turns share
 
-    def _parts(self) -> list[tuple[Any, ...]]:
-        parts: list[tuple[Any, ...]] = []
+    def _parts(self) -> list[tuple[object, ...]]:
+        parts: list[tuple[object, ...]] = []
         index_of: dict[int, int] = {}
         for index, turn in enumerate(self.turns):
             fields = dict(vars(turn), _prompt=None, _prompt_ids=None)
@@ -191,7 +191,7 @@ class Transcript(list[Any]):
             index_of[id(turn)] = index
         return parts
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _restored, (self._parts(),)
 
 
@@ -218,7 +218,7 @@ class UnsavedTurns(Transcript):
 
     __iter__ = __len__ = __bool__ = __getitem__ = __reversed__ = __contains__ = _unsaved
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         return UnsavedTurns, ()
 
 
@@ -236,7 +236,7 @@ def _restored(parts: Iterable[tuple[Any, ...]]) -> Transcript:
     return transcript
 
 
-def _tokens_to_json(turn: Turn, index_of: Mapping[int, int]) -> dict[str, Any]:
+def _tokens_to_json(turn: Turn, index_of: Mapping[int, int]) -> dict[str, object]:
     parent = index_of.get(id(turn.token_parent))
     tokens = TrajectoryStepTokens.of(turn)
     ids = turn.prompt_ids if parent is None else turn.new_prompt_ids

@@ -55,7 +55,7 @@ class Turn:
     """The earlier turn whose tokens the prompt begins with."""
     num_shared: int = 0
     """Leading prompt tokens that are the parent's prompt and completion, unchanged."""
-    token_fields: dict[str, Any] | None = None
+    token_fields: dict[str, object] | None = None
     """Further keys that an author stored beside the tokens."""
 
     new_prompt: Messages = ""

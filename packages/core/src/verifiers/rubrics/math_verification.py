@@ -363,7 +363,7 @@ def _are_exactly_equal(gold: Any, answer: Any) -> bool:
     if not all(isinstance(side, sympy.Expr) for side in sides):
         return False
     decimals = set().union(*(side.atoms(sympy.Float) for side in sides))
-    exact: dict[Any, Any] = {decimal: sympy.Rational(str(decimal)) for decimal in decimals}
+    exact: dict[object, object] = {decimal: sympy.Rational(str(decimal)) for decimal in decimals}
     for symbol in set().union(*(side.free_symbols for side in sides)):
         exact[symbol] = sympy.Symbol(symbol.name)  # the engine takes some for real
     if not decimals:
@@ -416,7 +416,7 @@ def _read(engine: ModuleType, text: str, strict: bool) -> list[Any]:
     if extract_boxed_answer(in_box, strict=True) != text:
         return []
     only_latex = [engine.LatexExtractionConfig(boxed_match_priority=0)]
-    parsed: list[Any] = engine.parse(in_box, extraction_config=only_latex, parsing_timeout=None)
+    parsed: list[object] = engine.parse(in_box, extraction_config=only_latex, parsing_timeout=None)
     if strict and parsed and _OR.search(text):
         import sympy
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -109,9 +108,9 @@ def scoring_error(error: BaseException, name: str, state: State | None = None) -
     return failure
 
 
-def _location(error: BaseException) -> dict[str, Any]:
+def _location(error: BaseException) -> dict[str, object]:
     """File name and line in the author's function, if the traceback has them."""
-    location: dict[str, Any] = {}
+    location: dict[str, object] = {}
     path = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if path is None and not is_library(frame.f_code.co_filename):

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from verifiers.clients.payload import MAX_TOKENS_ALIASES
 from verifiers.clients.protocol import prices_of
@@ -70,7 +69,7 @@ async def open_budget(
         return None
     budget = Budget(options.max_cost_usd, options.max_total_tokens, prices=options.prices)
     if file is not None:
-        entries: list[dict[str, Any]] = []
+        entries: list[dict[str, object]] = []
         budget.record_in(stack.enter_context(Journal.open(file, entries.append)))
         budget.read(entries)
         if is_new and (before := _spent_before(options, client, saved())) is not None:

@@ -80,7 +80,7 @@ class RunDescription:
         self.stopping: StoppingRule | None = None
         """Ends the run before its plan does, once it is decided."""
         self._config: dict[str, Any] | None = None
-        self._provenance: dict[str, Any] | None = None
+        self._provenance: dict[str, object] | None = None
         self._fingerprint: str | None = None
 
     @property

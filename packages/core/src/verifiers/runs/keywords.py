@@ -52,7 +52,7 @@ class EvaluateOptions(SamplingOptions, total=False):
     provenance: Mapping[str, Any] | None
     preflight: bool
     progress: Progress | None
-    on_start: Callable[..., Any] | None
+    on_start: Callable[..., object] | None
     on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None
     on_log: Callable[[str], Any] | None
     on_results: Callable[[GenerateOutputs], Any] | None

@@ -167,7 +167,7 @@ class RunOptions:
     """Check the endpoint before the first rollout."""
     progress: Progress | None = None
     """Counters that the run updates, for displays."""
-    on_start: Callable[..., Any] | None = None
+    on_start: Callable[..., object] | None = None
     """Called once as ``on_start(num_pending)``, before the first rollout; a callback of two
     parameters as ``on_start(inputs, pending_inputs)``, with the rows of the plan. Sync or async,
     like the other callbacks."""

@@ -94,7 +94,7 @@ def _install() -> None:
     def is_here() -> bool:
         return threading.current_thread() is not threading.main_thread()
 
-    def signal_(number: int, handler: Any, /) -> Any:
+    def signal_(number: int, handler: Any, /) -> object:
         if number != signal.SIGALRM or not is_here():
             return set_handler(number, handler)
         alarm = _alarm_here()

@@ -86,13 +86,13 @@ class _Unawaited(Coroutine[Any, Any, T]):
     def send(self, value: object) -> Any:
         return self._work.send(value)
 
-    def throw(self, *error: Any) -> Any:
+    def throw(self, *error: Any) -> object:
         return self._work.throw(*error)
 
     def close(self) -> None:
         self._work.close()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         raise AttributeError(f"there is no {name!r} yet: {self!r}")
 
     def __getitem__(self, key: object) -> Any:

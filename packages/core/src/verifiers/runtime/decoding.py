@@ -80,7 +80,7 @@ def check_values(content: str | bytes, max_values: int = MAX_VALUES) -> None:
             raise ValueError(f"it has more than {max_values:,} values")
 
 
-def decode_toml(text: str) -> dict[str, Any]:
+def decode_toml(text: str) -> dict[str, object]:
     """The table of a TOML text. *Raises* ValueError.
 
     >>> decode_toml("a = True")
@@ -115,7 +115,7 @@ def read_json(path: str | PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> Any
     return decode_json(read_file(path, max_bytes))
 
 
-def read_toml(path: str | PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]:
+def read_toml(path: str | PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> dict[str, object]:
     """The table in a TOML file, as ``bounded.read_text`` reads it. *Raises* OSError; ValueError."""
     return decode_toml(read_text(path, max_bytes))
 

@@ -128,7 +128,7 @@ def _plain(value: object) -> Any:
     raise TypeError(f"JSON cannot represent a {type(value).__name__}")
 
 
-def _plain_or_marker(value: object) -> Any:
+def _plain_or_marker(value: object) -> object:
     try:
         return _plain(value)
     except Exception:  # noqa: BLE001  objects may raise anything; the marker records the type
@@ -148,7 +148,7 @@ def _encode_column(value: object) -> str:
         return _ASCII.encode(_marker(value))
 
 
-def _json_ready(value: object) -> Any:
+def _json_ready(value: object) -> object:
     """The value in types that the standard encoder accepts, non-finite numbers as None."""
     if value is None or isinstance(value, str | int):
         return value

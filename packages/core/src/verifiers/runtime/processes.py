@@ -171,7 +171,7 @@ class _Process:
             start_new_session=True,
         )
 
-    def exchange(self, message: bytes, limit_s: float) -> dict[str, Any] | None:
+    def exchange(self, message: bytes, limit_s: float) -> dict[str, object] | None:
         """Send a message and wait for its answer; None when the process died. *Raises*
         TimeoutError."""
         stdin = self._popen.stdin
@@ -185,7 +185,7 @@ class _Process:
         answer = self._receive(START_LIMIT_S)
         return self._receive(limit_s) if answer is not None and "started" in answer else answer
 
-    def _receive(self, limit_s: float) -> dict[str, Any] | None:
+    def _receive(self, limit_s: float) -> dict[str, object] | None:
         deadline = monotonic() + limit_s
         header = self._read(4, deadline, limit_s)
         size = struct.unpack("<I", header)[0] if len(header) == 4 else MAX_ANSWER_BYTES + 1

@@ -281,7 +281,7 @@ def redacted(settings: object) -> Any:
 
 def without_secrets(
     settings: Mapping[str, object], prefix: str = ""
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, object], list[str]]:
     """(the settings without those that hold a secret, the dotted names that were left out).
 
     >>> without_secrets({"n": 3, "judge": {"model": "m", "api_key": "abc"}})
@@ -351,7 +351,7 @@ def _walk(
     show: Callable[[str], str] | None = None,
     name: str = "",
     inside: bool = False,
-) -> Any:
+) -> object:
     """A copy of a JSON value: ``hide(text, name)`` for what stands below a secret name,
     ``show(text)`` for others."""
     if isinstance(value, Mapping):

@@ -130,7 +130,7 @@ class Form:
 
         return core_schema.no_info_plain_validator_function(self.read)
 
-    def __get_pydantic_json_schema__(self, core: object, handler: object) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, core: object, handler: object) -> dict[str, object]:
         return dict(self.schema)
 
 

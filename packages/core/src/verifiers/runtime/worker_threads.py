@@ -62,7 +62,7 @@ class _Call:
     name: str
     time_limit_s: float | None
 
-    def __call__(self, context: Any) -> Any:
+    def __call__(self, context: Any) -> object:
         args, kwargs = context
         return self.function(*args, **kwargs)
 

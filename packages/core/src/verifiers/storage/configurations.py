@@ -141,7 +141,7 @@ def _whole_numbers(value: object) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _leaves(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Dotted key -> value; members of a list of mappings by index, ``tools[0].function``."""
     for key, value in config.items():
         name = f"{prefix}{key}"

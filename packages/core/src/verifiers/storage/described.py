@@ -71,7 +71,7 @@ def type_name(cls: object) -> str:
     return name if module in (None, "builtins") else f"{module}.{name}"
 
 
-def describe_members(members: Mapping[str, object]) -> dict[str, Any]:
+def describe_members(members: Mapping[str, object]) -> dict[str, object]:
     """``describe`` each value; what has the name of a secret becomes a digest."""
     secret_names = set(filter(is_secret_name, members))
     described: dict[str, object] = {}
@@ -120,7 +120,7 @@ def describe(value: object) -> Any:
         in_progress.reset(token)
 
 
-def _described(value: object) -> Any:
+def _described(value: object) -> object:
     if isinstance(value, enum.Enum):
         return f"{type_name(type(value))}.{value.name}"
     if isinstance(value, str | int | float):  # a subclass
@@ -192,14 +192,14 @@ def _bounded(members: object, length: int) -> Any:
     return members if len(encoded) <= MAX_STORED_CHARS else _hashed(encoded, length)
 
 
-def _hashed(content: bytes, length: int) -> dict[str, Any]:
+def _hashed(content: bytes, length: int) -> dict[str, object]:
     return {"sha256": hashlib.sha256(content).hexdigest()[:16], "length": length}
 
 
 # --- functions ------------------------------------------------------------------------------------
 
 
-def _function(value: object) -> dict[str, Any] | None:
+def _function(value: object) -> dict[str, object] | None:
     """A callable's name, code hash and bound values; None if it is not a function."""
     if isinstance(value, functools.partial):
         bound = {"args": describe(value.args), "keywords": describe(value.keywords)}
@@ -245,7 +245,7 @@ def defaults_of(function: types.FunctionType) -> dict[str, Any]:
     return dict(zip(names, values, strict=True)) | (function.__kwdefaults__ or {})
 
 
-def _content(cell: types.CellType) -> Any:
+def _content(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # an unbound name
@@ -259,14 +259,14 @@ def code_hash(code: types.CodeType) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _code_content(code: types.CodeType) -> tuple[Any, ...]:
+def _code_content(code: types.CodeType) -> tuple[object, ...]:
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     constants = tuple(map(_constant, code.co_consts))
     return code.co_code, code.co_exceptiontable, names, counts, constants
 
 
-def _constant(value: object) -> Any:
+def _constant(value: object) -> object:
     if isinstance(value, types.CodeType):
         return _code_content(value)
     if isinstance(value, tuple):

@@ -199,7 +199,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """
     file = os.path.join(path, CONFIG_NAME)
     try:
-        stored: dict[str, Any] = decode_row(read_file(file))
+        stored: dict[str, object] = decode_row(read_file(file))
         if isinstance(stored["config"], dict) and isinstance(stored["fingerprint"], str):
             return stored
         raise ValueError("it lacks the configuration or its fingerprint")
@@ -237,7 +237,7 @@ class _Metadata(msgspec.Struct):
     local_model: dict[str, Any] | None = None
     avg_metrics: dict[str, Any] | None = None
     usage: dict[str, Any] | None = None
-    pass_at_k: dict[str, Any] | None = None
+    pass_at_k: dict[str, object] | None = None
     prices: dict[str, float] | None = None
 
 

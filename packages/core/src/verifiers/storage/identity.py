@@ -112,7 +112,7 @@ class Identified:
 class _Arguments(dict[str, Any]):
     """Recorded arguments; dropped when their object is pickled, shared when it is deep-copied."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _Arguments, ()
 
     def __deepcopy__(self, memo: object) -> _Arguments:
@@ -184,7 +184,7 @@ def _read_constructor(cls: type) -> Constructor:
     return Constructor(positional, tuple(names), defaults, frozenset(free))
 
 
-def _present(part: Identified, name: str, arguments: Mapping[str, object]) -> Any:
+def _present(part: Identified, name: str, arguments: Mapping[str, object]) -> object:
     """The value of a parameter now: its attribute, or its argument where there is none."""
     attribute = vars(part).get(name, _UNKNOWN)
     if attribute is _UNKNOWN and _is_our_property(type(part), name):
@@ -194,7 +194,7 @@ def _present(part: Identified, name: str, arguments: Mapping[str, object]) -> An
     return attribute
 
 
-def _annotations(owner: Callable[..., object]) -> Mapping[str, Any]:
+def _annotations(owner: Callable[..., object]) -> Mapping[str, object]:
     try:
         return inspect.get_annotations(owner)
     except Exception:  # noqa: BLE001  Python 3.14 evaluates annotations here; names may not be imported
@@ -245,7 +245,7 @@ class EnvironmentParts(Protocol):
         ...
 
 
-def identity_of(env: EnvironmentParts) -> dict[str, Any]:
+def identity_of(env: EnvironmentParts) -> dict[str, object]:
     """The identity of an environment, without secrets: equal identities generate and score alike.
 
     Every version has stored the first entries; ``environment``, ``parser`` and ``rubric`` hold all

@@ -308,7 +308,7 @@ _Waiter: TypeAlias = "asyncio.Future[None] | concurrent.futures.Future[None]"
 _Append: TypeAlias = "tuple[bytes, asyncio.AbstractEventLoop | None, _Waiter]"
 
 
-def read_journal(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+def read_journal(path: str | os.PathLike[str]) -> Iterator[dict[str, object]]:
     """The rows of a journal in order, one at a time; while another process writes it, those durable
     at the call.
 
@@ -410,7 +410,7 @@ def _without_part(body: bytes) -> tuple[bytes, int, int]:
     return body[:start], int(index), int(total)
 
 
-def _decoded(body: bytes, path: Path) -> dict[str, Any]:
+def _decoded(body: bytes, path: Path) -> dict[str, object]:
     try:
         return decode_row(body)
     except ValueError as error:

@@ -20,7 +20,7 @@ ALARM = 2.0
 LAG, UNTRAINED, CANARY = "tokens/lag/", "tokens/untrained/", "canary/"
 
 
-def proof_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def proof_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """The proof of these lines of metrics.
 
     ``verdict``: "alarm" for a disagreement above ``ALARM``; "unknown" without a number to judge by
@@ -111,7 +111,7 @@ def _number(value: Any) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
 
 
-def read_proof(folder: Path, lines: Sequence[Mapping[str, object]]) -> dict[str, Any]:
+def read_proof(folder: Path, lines: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """The proof of a run with these metrics: that of its file when it is of as many steps, since
     it also says what ended the run."""
     proof = proof_of(lines)

@@ -70,7 +70,7 @@ def provenance(former: object = None, /, **facts: object) -> dict[str, Any]:
     return block
 
 
-def _difference(session: Mapping[str, object], present: Mapping[str, object]) -> dict[str, Any]:
+def _difference(session: Mapping[str, object], present: Mapping[str, object]) -> dict[str, object]:
     return {
         name: value
         for name, value in session.items()
@@ -94,7 +94,7 @@ def own_commit() -> dict[str, Any] | None:
 
 
 @functools.cache
-def commit_of(folder: Path, is_whole: bool = False) -> dict[str, Any] | None:
+def commit_of(folder: Path, is_whole: bool = False) -> dict[str, object] | None:
     """``sha`` of the git commit that a source folder is of, and ``is_clean``: whether nothing below
     it differs (``is_whole``: nothing in the whole tree).
 

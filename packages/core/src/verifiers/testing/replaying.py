@@ -179,7 +179,7 @@ def _response(turn: Turn, model: str) -> Response:
 
 def _row_today(
     env: Environment, rollout: Mapping[str, Any]
-) -> tuple[Mapping[str, Any], str | None]:
+) -> tuple[Mapping[str, object], str | None]:
     """The row to run, and a sentence if it is not the saved one."""
     tables = [table for table in (env.eval_table, env.train_table) if table is not None]
     example_id = rollout["example_id"]

@@ -42,7 +42,7 @@ class ByteTokenizer:
     def __len__(self) -> int:
         return self.vocab_size
 
-    def __call__(self, text: str | Sequence[str], **_: object) -> dict[str, Any]:
+    def __call__(self, text: str | Sequence[str], **_: object) -> dict[str, object]:
         """``{"input_ids", "attention_mask"}`` of a text, or lists of them."""
         if isinstance(text, str):
             ids = self.encode(text)

@@ -14,11 +14,11 @@ class _DataclassFields:
     """``__dataclass_fields__`` of a class, made when it is first read."""
 
     def __init__(self) -> None:
-        self._by_class: dict[type, dict[str, Field[Any]]] = {}
+        self._by_class: dict[type, dict[str, Field[object]]] = {}
 
-    def __get__(self, instance: object, owner: type[Immutable]) -> dict[str, Field[Any]]:
+    def __get__(self, instance: object, owner: type[Immutable]) -> dict[str, Field[object]]:
         if owner not in self._by_class:
-            types: dict[str, Any] = {}
+            types: dict[str, object] = {}
             for base in reversed(owner.__mro__):
                 types |= vars(base).get("__annotations__", {})
             names, defaults = owner.__struct_fields__, owner.__struct_defaults__

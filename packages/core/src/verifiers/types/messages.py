@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-Content: TypeAlias = str | Sequence[Mapping[str, Any]]
+Content: TypeAlias = str | Sequence[Mapping[str, object]]
 """Text, or content parts."""
 
 
@@ -27,7 +27,7 @@ class AttributeDict(dict[str, Any]):
     def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _restore, (type(self), dict(self))
 
 
@@ -39,7 +39,7 @@ def _restore(cls: type[Mapping[str, object]], items: Mapping[str, object]) -> An
 
 def _restore_received(
     cls: type[AssistantMessage], items: Mapping[str, object], received: object
-) -> Any:
+) -> object:
     message = _restore(cls, items)
     message.keep_received(received)
     return message
@@ -168,7 +168,7 @@ class AssistantMessage(Message):
         """Set ``received``."""
         object.__setattr__(self, "_received", received)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         if self.received is None:
             return super().__reduce__()
         return _restore_received, (type(self), dict(self), self.received)
@@ -258,7 +258,7 @@ class _Function(dict[str, Any]):
     __slots__ = ()
     FLAT: tuple[str, ...] = ()
 
-    def __missing__(self, key: str) -> Any:
+    def __missing__(self, key: str) -> object:
         if key in self.FLAT:
             return self["function"].get(key)
         raise KeyError(key)
@@ -266,13 +266,13 @@ class _Function(dict[str, Any]):
     def get(self, key: str, default: object = None) -> Any:
         return self[key] if key in self or key in self.FLAT else default
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         try:
             return self[name]
         except KeyError:
             raise AttributeError(f"{type(self).__name__} has no {name!r}") from None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _restore, (type(self), dict(self))
 
     def model_dump(self, *, exclude_none: bool = False, **_: object) -> dict[str, Any]:
@@ -303,8 +303,17 @@ class ToolCall(_Function):
     __slots__ = ()
     FLAT = ("name", "arguments")
 
+    if TYPE_CHECKING:
+        id: str
+        name: str
+        arguments: str
+
     def __init__(
-        self, id: str = "", name: str = "", arguments: str | Mapping[str, Any] = "{}", **_: Any
+        self,
+        id: str = "",
+        name: str = "",
+        arguments: str | Mapping[str, object] = "{}",
+        **_: object,
     ):
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         super().__init__(id=id, type="function", function=AttributeDict(name=name, arguments=text))
@@ -345,6 +354,12 @@ class Tool(_Function):
     __slots__ = ()
     FLAT = ("name", "description", "parameters", "strict")
 
+    if TYPE_CHECKING:
+        name: str
+        description: str
+        parameters: dict[str, Any]
+        strict: bool | None
+
     def __init__(
         self,
         name: str = "",
@@ -352,7 +367,7 @@ class Tool(_Function):
         parameters: Mapping[str, object] | None = None,
         strict: bool | None = None,
     ):
-        function: dict[str, Any] = {
+        function: dict[str, object] = {
             "name": name,
             "description": description,
             "parameters": dict(parameters or {}),

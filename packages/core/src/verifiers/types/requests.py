@@ -52,7 +52,7 @@ class ModelRequest(Immutable, frozen=True):
     """The state of the rollout, for a client that reads it; None outside of a rollout, and in
     another process."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return ModelRequest, self._without_state()
 
     def __eq__(self, other: object) -> bool:
@@ -62,7 +62,7 @@ class ModelRequest(Immutable, frozen=True):
         pairs = zip(self.__struct_fields__, self._without_state(), strict=False)
         return f"ModelRequest({', '.join(f'{name}={value!r}' for name, value in pairs)})"
 
-    def _without_state(self) -> tuple[Any, ...]:
+    def _without_state(self) -> tuple[object, ...]:
         return tuple(getattr(self, name) for name in self.__struct_fields__ if name != "state")
 
 
@@ -113,7 +113,7 @@ class ResponseTokens(Fields):
     version: int | np.ndarray = -1
     """Policy version: one for the completion, or int [C] when weights changed while it was
     generated; -1 = unknown."""
-    routed_experts: Any = None
+    routed_experts: object = None
     """Kept as given; nothing here reads it."""
 
     def __init__(

@@ -108,7 +108,7 @@ def _files(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
             yield f"{path}{entry.name}", entry.read_bytes()
 
 
-def answer_table(library: Library) -> dict[str, Callable[[Mapping[str, str]], Any]]:
+def answer_table(library: Library) -> dict[str, Callable[[Mapping[str, str]], object]]:
     """Name of a request -> handler, which takes the query parameters."""
     return {
         "compare": lambda q: library.compare([run for run in q.get("runs", "").split("\n") if run]),

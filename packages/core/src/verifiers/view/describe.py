@@ -75,7 +75,7 @@ def describe(source: Source) -> dict[str, Any]:
         return common | _damaged(source, error)
 
 
-def _damaged(source: Source, error: Exception) -> dict[str, Any]:
+def _damaged(source: Source, error: Exception) -> dict[str, object]:
     """The entry of a run with other files than a run writes. *Raises* OSError if it was removed."""
     stat = os.stat(source.folder / (METRICS_NAME if source.kind == TRAINING else RESULTS_NAME))
     log.warning("%s cannot be described: %s: %s", source.folder, type(error).__name__, error)
@@ -192,7 +192,7 @@ def _evaluation(source: Source) -> dict[str, Any]:
     }
 
 
-def _listed(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _listed(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, object]:
     """The settings of an evaluation that the list of runs can show, flat, long texts cut."""
     parts = {name: config.get(name, metadata.get(name)) for name in LISTED}
     parts |= {name: metadata.get(name) for name in ("num_examples", "rollouts_per_example")}

@@ -111,7 +111,7 @@ def _page(page: str) -> str:
     return page.replace("static/", "")
 
 
-def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, object]]]:
     """(file name, response) of every request the page can make. Runs are numbered in the order of
     the list; of a damaged run there is what comes before the damage."""
     runs = library.runs()
@@ -129,7 +129,7 @@ def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _answers_of(
     library: Library, run_id: str, index: int
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+) -> Iterator[tuple[str, Mapping[str, object]]]:
     run = library.run(run_id)
     yield f"{index}/run", _without_path(run)
     if run["kind"] == TRAINING:
@@ -156,7 +156,7 @@ def _comparisons(
                 yield f"compare-{a}-{b}", library.compare([runs[a]["id"], runs[b]["id"]])
 
 
-def _sets(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _sets(library: Library) -> Iterator[tuple[str, Mapping[str, object]]]:
     """The list of the sets of runs, and each of them."""
     listed = library.sets()
     yield "sets", listed

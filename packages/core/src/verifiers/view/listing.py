@@ -75,7 +75,7 @@ class Listing:
             least = math.inf if budget_s == math.inf else len(self._entries) + MIN_LISTED
             sources = self._sources(least)
             seen = after
-            runs: list[dict[str, Any]] = []
+            runs: list[dict[str, object]] = []
             candidates = [(e.source, e.number) for e in self._entries.values() if e.number > after]
             fresh = [source for run_id, source in sources.items() if run_id not in self._entries]
             is_cut = False

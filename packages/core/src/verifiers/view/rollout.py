@@ -182,7 +182,7 @@ def _part(part: object) -> dict[str, Any]:
 
 def _step(step: Mapping[str, Any], pieces: Pieces | None) -> dict[str, Any]:
     """The numbers of a model turn; ``logprobs`` in nats, one per sampled token."""
-    numbers: dict[str, Any] = {
+    numbers: dict[str, object] = {
         "truncated": bool(step.get("is_truncated")),
         "reward": step.get("reward"),
         "text": _step_text(step.get("completion")),
@@ -213,7 +213,7 @@ def _step(step: Mapping[str, Any], pieces: Pieces | None) -> dict[str, Any]:
     return numbers
 
 
-def _trained_turn(turn: Mapping[str, Any]) -> dict[str, Any]:
+def _trained_turn(turn: Mapping[str, Any]) -> dict[str, object]:
     """The numbers of a turn of a trained rollout (``turn_tokens``); a single number where all
     tokens share it."""
     ids, texts = turn.get("completion_ids") or (), turn.get("texts") or ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from verifiers.errors import ConfigError, JournalError
 from verifiers.results.comparison import Measured
@@ -42,7 +41,7 @@ def sets_of(sources: Mapping[str, Source]) -> dict[str, tuple[RunSet, dict[str, 
     return dict(newest_first)
 
 
-def summary_of(set_id: str, run_set: RunSet) -> dict[str, Any]:
+def summary_of(set_id: str, run_set: RunSet) -> dict[str, object]:
     """A set as an entry of the list."""
     states = [run_set.state(run) for run in run_set.runs]
     return {
@@ -63,7 +62,7 @@ def table_of(
     sets: Mapping[str, tuple[RunSet, dict[str, str]]],
     describe: Callable[[str], Mapping[str, object]],
     measure: Callable[[Sequence[str]], list[Measured]],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """A set with a cell for each run: its row (the model), its column (the environment), its state
     and numbers, and the change against the newest complete set before it.
 
@@ -76,7 +75,7 @@ def table_of(
     baseline = next(
         (pair for pair in sets.values() if before is not None and pair[0].path == before.path), None
     )
-    changes: dict[str, dict[str, Any]] = {}
+    changes: dict[str, dict[str, object]] = {}
     without_partner: list[str] = []
     problem = ""
     if baseline is not None:
@@ -109,11 +108,11 @@ def _changes(
     before: Mapping[str, str],
     after: Mapping[str, str],
     measure: Callable[[Sequence[str]], list[Measured]],
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
+) -> tuple[dict[str, dict[str, object]], list[str]]:
     """(id of a run -> its difference to its partner in the set before, ids without one)."""
     runs = measure([*before.values(), *after.values()])
     compared = compare_sets(runs[: len(before)], runs[len(before) :])
-    changes: dict[str, dict[str, Any]] = {}
+    changes: dict[str, dict[str, object]] = {}
     for difference in compared.differences:
         changes[difference.run] = {
             "baseline": difference.baseline,

@@ -92,7 +92,7 @@ def emit(
     return Emitted(tuple(folder / name for name in files), command)
 
 
-def _complete(document: dict[str, object]) -> dict[str, Any]:
+def _complete(document: dict[str, object]) -> dict[str, object]:
     """Add the default adapter of ``vf-train``, unless the document trains all weights."""
     args = _args(document)
     if "model" not in document or args.get("use_lora") is False:
@@ -139,7 +139,7 @@ def _check(document: Mapping[str, object], era: str) -> list[str]:
     return sorted(ignored & LEFT_OUT.keys())
 
 
-def _files_2025(document: Mapping[str, object]) -> dict[str, dict[str, Any]]:
+def _files_2025(document: Mapping[str, object]) -> dict[str, dict[str, object]]:
     model = {"name": document["model"]} if "model" in document else {}
     (environment,) = _environments(document) or [{}]
     orchestrator = {
@@ -238,7 +238,7 @@ def _server_flags(document: Mapping[str, object], names: Sequence[str]) -> dict[
     return {name: args[name] for name in names if name in args}
 
 
-def _args(document: Mapping[str, object]) -> Mapping[str, Any]:
+def _args(document: Mapping[str, object]) -> Mapping[str, object]:
     return _of(document, "trainer", "args")
 
 

@@ -53,7 +53,7 @@ class TinkerClient(TokenClient):
         """Use other weights for new requests."""
         self._sampler, self._version = sampling_client, version
 
-    async def _sample(self, prompt_ids: list[int], sampling: dict[str, object]) -> Sequence[Any]:
+    async def _sample(self, prompt_ids: list[int], sampling: dict[str, object]) -> Sequence[object]:
         sampler, version = self._sampler, self._version
         output = await sampler.sample_async(
             prompt=self.sdk.ModelInput.from_ints(prompt_ids),
@@ -88,7 +88,7 @@ class TinkerClient(TokenClient):
 
     def _stop(
         self, texts: str | Iterable[str] | None, token_ids: Iterable[int] | None
-    ) -> list[Any]:
+    ) -> list[object]:
         """Return the stops for the service, all ids or all texts, including the end token of the
         tokenizer."""
         texts = [texts] if isinstance(texts, str) else list(texts or [])

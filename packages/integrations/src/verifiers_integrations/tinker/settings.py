@@ -158,7 +158,7 @@ class TinkerConfig:
             {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
         )
 
-    def decisive(self) -> dict[str, Any]:
+    def decisive(self) -> dict[str, object]:
         """Return the settings that must match when a run is resumed."""
         free = {
             name
@@ -207,7 +207,7 @@ class TinkerConfig:
 
 
 @functools.cache
-def _hints() -> dict[str, Any]:
+def _hints() -> dict[str, object]:
     """Setting -> its annotation."""
     hints = typing.get_type_hints(TinkerConfig, include_extras=True)
     return {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not ClassVar}

@@ -93,7 +93,7 @@ class TinkerTrainer:
         """
         self.sdk = TINKER.load()
         folder = self._checkpoint_of(resume_from_checkpoint)
-        numbers: dict[str, Any] = {}
+        numbers: dict[str, object] = {}
         pipeline = self._start_new() if folder is None else self._load(folder)
         if self.step >= self.config.max_steps:
             log.warning("step %d of %d: nothing to train", self.step, self.config.max_steps)
@@ -184,7 +184,7 @@ class TinkerTrainer:
         ):
             self.save()
 
-    def _one_step(self, batch: TrainBatch) -> dict[str, Any]:
+    def _one_step(self, batch: TrainBatch) -> dict[str, object]:
         assert self._batches is not None
         assert self.client is not None
         numbers = {**batch.stats, **self._train_on(batch)}
@@ -202,7 +202,7 @@ class TinkerTrainer:
         )  # fmt: skip
         return numbers
 
-    def _train_on(self, batch: TrainBatch) -> dict[str, Any]:
+    def _train_on(self, batch: TrainBatch) -> dict[str, object]:
         """Run forward, backward and the optimizer step at the service."""
         start = time.monotonic()
         rows = [row for row in batch.rows_R[0] if not row.is_filler]
@@ -253,7 +253,7 @@ class TinkerTrainer:
         log.info("saved %s (%s)", folder, path)
         return folder
 
-    def _configuration(self) -> dict[str, Any]:
+    def _configuration(self) -> dict[str, object]:
         """Return what must match when a checkpoint is resumed."""
         return {
             "env_id": self.env.env_id,

@@ -58,7 +58,7 @@ class BatchSettings(GroupSettings, Protocol):
     micro_batch_tokens: int | None
     packing: bool
     share_prompts: bool
-    use_cpu: Any
+    use_cpu: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class TrainBatch:
     """float64 [T] of each sample, in the order of ``samples_G``; on rank 0 alone."""
     first_G: tuple[int, ...] = ()
     """Number of each group's first rollout: above 0 in a divided group; on rank 0 alone."""
-    state_before: Mapping[str, Any] = field(default_factory=dict)
+    state_before: Mapping[str, object] = field(default_factory=dict)
     """State of the advantage before the batch was built (``state.state_of``), with which it can be
     built again; on rank 0 alone."""
 

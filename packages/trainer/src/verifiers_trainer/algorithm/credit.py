@@ -138,7 +138,7 @@ def credit(
     return [next(remaining) if part.is_compared else list(part.values) for part in siblings]
 
 
-def _of_rollouts(compared: Sequence[Siblings], settings: CreditSettings) -> list[list[Any]]:
+def _of_rollouts(compared: Sequence[Siblings], settings: CreditSettings) -> list[list[object]]:
     advantages = compute_advantages(
         settings.advantage,
         [part.values for part in compared],

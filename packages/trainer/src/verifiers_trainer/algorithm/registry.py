@@ -72,7 +72,7 @@ class Registry(dict[str, Callable[..., Any]]):
             " 'file.py:function')"
         )
 
-    def _import(self, path: str) -> Callable[..., Any]:
+    def _import(self, path: str) -> Callable[..., object]:
         if not _imports.get():
             return _not_imported
         module_name, _, attribute = path.rpartition(":")
@@ -111,7 +111,7 @@ def importing_nothing() -> Iterator[None]:
         _imports.reset(token)
 
 
-def _not_imported(*_: object, **__: object) -> Any:
+def _not_imported(*_: object, **__: object) -> object:
     raise UsageError("this function was not imported, as the settings are printed alone")
 
 

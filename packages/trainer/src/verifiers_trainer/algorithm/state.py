@@ -52,7 +52,7 @@ def object_of(registry: Registry, choice: object) -> object:
     return function() if isinstance(function, type) else choice
 
 
-def state_of(settings: object, names: Sequence[str] = STATEFUL) -> dict[str, Any]:
+def state_of(settings: object, names: Sequence[str] = STATEFUL) -> dict[str, object]:
     """A copy of the state of each part of the algorithm that has one, by its setting."""
     parts = {name: getattr(settings, name, None) for name in names}
     return {name: deepcopy(dict(p.state())) for name, p in parts.items() if has_state(p)}

@@ -87,7 +87,7 @@ def combinations(words: Sequence[str]) -> list[Combination]:
     return runs if any(run.values for run in runs) else []  # all set: one run of the ablation
 
 
-def _leaves(table: Mapping[str, object], above: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(table: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
     """(dotted key, value) of a table; a key at its top is one of ``[trainer.args]``."""
     for key, value in table.items():
         if isinstance(value, dict):
@@ -145,7 +145,7 @@ def _folder_of(words: Sequence[str]) -> str:
     return FOLDER
 
 
-def _result_of(run: Combination, folder: Path) -> dict[str, Any]:
+def _result_of(run: Combination, folder: Path) -> dict[str, object]:
     """The settings of a run with its last rewards, None if it has none."""
     rows = read_metrics(folder / METRICS) if (folder / METRICS).is_file() else []
     ends = edge_rewards(rows)

@@ -118,7 +118,7 @@ class CapacityPlan:
     def fits(self) -> bool:
         return fits(self.run)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the object of ``--json``."""
         run, time, fastest = self.run, dataclasses.asdict(self.time), best_split(self.run)
         parts = ("step_s", "generate_s", "train_s", "sync_s", "bottleneck")

@@ -12,7 +12,6 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 from verifiers.cli.common.reader import raise_together
 from verifiers.environments import registry
@@ -70,7 +69,7 @@ def _value_problems(settings: TrainSettings) -> list[str]:
 
 
 def _environment_errors(settings: TrainSettings) -> Iterator[UsageError]:
-    tables: list[tuple[str, Mapping[str, Any]]] = [
+    tables: list[tuple[str, Mapping[str, object]]] = [
         (table.id, table.args) for table in settings.mixture
     ]
     for env_id, args in tables or (

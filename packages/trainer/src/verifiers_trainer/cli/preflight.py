@@ -165,7 +165,7 @@ def _tokenizer(trainer: _Probe) -> Any:
     return tokens <= rows, f"{tokens:,} tokens, {min(tokens, rows):,} of them with an embedding"
 
 
-def _template(trainer: _Probe) -> Any:
+def _template(trainer: _Probe) -> object:
     if trainer.env.max_turns == 1 or trainer.env.message_type != "chat":
         return "single turn: no earlier turns to render"
     history = trainer.args.history
@@ -184,7 +184,7 @@ def _memory(trainer: _Probe) -> str:
     return f"weights {_size(weights)}, gradients and optimizer state about {_size(12 * trained)}"
 
 
-def _forward(trainer: _Probe) -> Any:
+def _forward(trainer: _Probe) -> object:
     """Check the forward pass of the model as training prepared it: in autocast, for example."""
     is_half = bool(trainer.args.bf16 or trainer.args.fp16)
     head, packed = check_head(trainer.model), check_packing(trainer.model, is_half=is_half)
@@ -221,7 +221,7 @@ def _tokens(trainer: _Probe) -> Any:
     return count > 0, f"{count} sampled, each with id and log-probability"
 
 
-def _ratio(trainer: _Probe) -> Any:
+def _ratio(trainer: _Probe) -> object:
     mean = trainer.last_step["sampler/log_ratio_abs"]
     return (
         mean == mean,
@@ -229,7 +229,7 @@ def _ratio(trainer: _Probe) -> Any:
     )
 
 
-def _push(trainer: _Probe) -> Any:
+def _push(trainer: _Probe) -> object:
     """Check that the step changed the weights and that the engine serves the new version."""
     prompt = [message for message in trainer.examples[0].row["prompt"]]
     install_logprob_forward(trainer.model)

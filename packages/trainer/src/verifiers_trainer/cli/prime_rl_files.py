@@ -128,7 +128,7 @@ def read(*paths: str | Path) -> dict[str, Any]:
     return read_tables(*((str(path), TomlFile.read(path).document) for path in paths))
 
 
-def read_tables(*files: tuple[str, Mapping[str, object]]) -> dict[str, Any]:
+def read_tables(*files: tuple[str, Mapping[str, object]]) -> dict[str, object]:
     """Read (place, TOML document) pairs; see ``read``."""
     reading = _Reading()
     for source, tables in files:

@@ -24,7 +24,7 @@ def finish(body: Callable[[dict[str, Any]], int], *, verbose: bool, as_json: boo
 
     ``body`` gets the object that ``--json`` prints and fills its own keys.
     """
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     message: str | None = None
     try:
         code = body(result)

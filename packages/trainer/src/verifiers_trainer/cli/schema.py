@@ -32,7 +32,7 @@ def train_schema() -> str:
     args = _args()
     gpus = adapter(Number).json_schema()
     env = table_schema(Fields.of(EnvTable).schema(facts_of(EnvTable)))
-    properties: dict[str, Any] = {
+    properties: dict[str, object] = {
         "model": TEXT | {"description": "Name or folder of the model."},
         "env": {"anyOf": [env, array_schema(env | {"required": ["id"]})]},
         "inference": table_schema(

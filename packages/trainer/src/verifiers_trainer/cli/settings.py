@@ -91,7 +91,7 @@ class EnvTable:
     weight: Annotated[float, Range(gt=0.0, le=FINITE, noun="a number above 0")] | None = None
     """Share of the groups, relative to the other weights."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the keys of the table in a file."""
         return {
             name: value
@@ -170,7 +170,7 @@ def fields_of_args() -> Fields:
     return Fields(hints, compat.RENAMED)
 
 
-def _type_of(name: str) -> Any:
+def _type_of(name: str) -> object:
     """The annotation of a setting under any of its names."""
     fields = fields_of_args()
     return fields.hints[fields.aliases.get(name, name)]

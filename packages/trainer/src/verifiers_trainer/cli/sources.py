@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from verifiers.cli.common import reader
 from verifiers.cli.common.reader import Assignment, TomlFile, raise_together
@@ -53,7 +52,7 @@ def read_toml(path: str) -> list[Assignment]:
 
 def _leaves(
     table: Mapping[str, object], above: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], Any]]:
+) -> Iterator[tuple[tuple[str, ...], object]]:
     for key, value in table.items():
         path = (*above, key)
         if (

@@ -326,7 +326,7 @@ def settle(config: dict[str, Any], settings: TrainingArguments) -> None:
             raise ConfigError(f"{kind}_device {device!r} is not supported: set it to cpu or none")
     # the trainer uses torch's; DeepSpeed's would be compiled first
     config["zero_force_ds_cpu_optimizer"] = False
-    ours: dict[str, Any] = {
+    ours: dict[str, object] = {
         "gradient_accumulation_steps": 1,  # the trainer marks the last backward pass of a step
         "gradient_clipping": float(settings.max_grad_norm or 0.0),
         "train_micro_batch_size_per_gpu": 1,

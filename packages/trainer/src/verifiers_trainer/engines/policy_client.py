@@ -38,7 +38,7 @@ class PolicyClient:
         self._engine, self._client = engine, client
         self._sampling_args, self._seed = dict(sampling_args), seed
         self._count = itertools.count()
-        self._sampled: OrderedDict[int, tuple[Any, Turn]] = OrderedDict()
+        self._sampled: OrderedDict[int, tuple[object, Turn]] = OrderedDict()
         """By ``id`` of the message; the reference keeps the id unique."""
 
     @property

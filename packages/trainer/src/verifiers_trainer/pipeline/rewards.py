@@ -98,7 +98,7 @@ def reward_of(env: Environment, state: State) -> float:
     return weighted(weights, state.record) if weights else 0.0  # all weights 0: as was asked
 
 
-def _prompt(prompt: object) -> Any:
+def _prompt(prompt: object) -> object:
     return prompt["prompt"] if isinstance(prompt, Mapping) and "prompt" in prompt else prompt
 
 

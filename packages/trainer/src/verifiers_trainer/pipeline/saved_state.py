@@ -106,7 +106,7 @@ def _signal_of(saved: Mapping[str, Any]) -> Signal:
     return Signal(**{name: value for name, value in values.items() if value is not None})
 
 
-def _group_to_json(group: Group) -> dict[str, Any]:
+def _group_to_json(group: Group) -> dict[str, object]:
     return {
         "index": group.index,
         "example_id": group.example_id,
@@ -117,7 +117,7 @@ def _group_to_json(group: Group) -> dict[str, Any]:
     }
 
 
-def _reproducible(saved: Mapping[str, Any]) -> dict[str, Any]:
+def _reproducible(saved: Mapping[str, Any]) -> dict[str, object]:
     """A saved rollout without times and random ids: equal trainings write equal checkpoints."""
     left_out = ("timing", "trajectory_id")
     steps = [{k: v for k, v in step.items() if k not in left_out} for step in saved["trajectory"]]

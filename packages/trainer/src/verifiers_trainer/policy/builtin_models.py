@@ -147,7 +147,7 @@ def build_tiny_model(
 
 def load_smollm2(
     cache_dir: str | Path | None = None, **model_kwargs: object
-) -> tuple[PreTrainedModel, Any]:
+) -> tuple[PreTrainedModel, object]:
     """SmolLM2-135M-Instruct and its tokenizer; ``model_kwargs`` go to ``from_pretrained`` (dtype:
     as stored, bf16).
 

@@ -129,7 +129,7 @@ def reading(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _describe(path: Path, checksum: str = CHECKSUM) -> dict[str, Any]:
+def _describe(path: Path, checksum: str = CHECKSUM) -> dict[str, object]:
     with open_file(path) as file:
         return {
             "size": path.stat().st_size,
@@ -251,7 +251,7 @@ def save_optimizer(
     """
     state = optimizer.state_dict() if state is None else state
     tensors: dict[str, torch.Tensor] = {}
-    plain: dict[str, Any] = {}
+    plain: dict[str, object] = {}
     for parameter, values in state["state"].items():
         for name, value in values.items():
             key = f"{parameter}.{name}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 from verifiers.clients.protocol import Client
 from verifiers.errors import ConfigError
@@ -36,7 +36,7 @@ class _Held:
     def __deepcopy__(self, memo: object) -> _Held:
         return _Held()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _Held, ()
 
 

@@ -260,7 +260,7 @@ class _Installed:
 def find_causal_lm(model: nn.Module) -> Any:
     """The causal-LM module inside DDP, ``torch.compile`` and PEFT wrappers. Raises ConfigError when
     there is none."""
-    inner: Any = model
+    inner: object = model
     while True:
         if hasattr(inner, "get_base_model"):
             inner = inner.get_base_model()

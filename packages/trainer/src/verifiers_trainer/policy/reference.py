@@ -73,7 +73,7 @@ class Reference:
         finally:
             self.model.train(was_training)
 
-    def _run_split(self, arguments: Mapping[str, object]) -> Any:
+    def _run_split(self, arguments: Mapping[str, object]) -> object:
         """Run a split model, whose forward gathers its parameters, with the reference's values."""
         assert self.weights is not None
         fsdp.forget_whole(self.model)

@@ -174,7 +174,7 @@ def complete(client: PolicyClient, env: Environment, prompts: Sequence[object]) 
         response = await client.complete(request)
         return [response.message] if env.message_type == "chat" else response.text
 
-    async def all_of_them() -> list[Any]:
+    async def all_of_them() -> list[object]:
         return await asyncio.gather(*(sample(prompt) for prompt in prompts))
 
     return blocking(all_of_them)

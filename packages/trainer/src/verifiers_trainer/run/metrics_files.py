@@ -144,7 +144,7 @@ def append_dropped(
     _write_rollouts(folder, f"dropped-{step}", _untrained(groups, first_only), appends=True)
 
 
-def _untrained(groups: Sequence[Group], first_only: bool) -> Iterator[dict[str, Any]]:
+def _untrained(groups: Sequence[Group], first_only: bool) -> Iterator[dict[str, object]]:
     for group in groups:
         for position, rollout in enumerate(group.rollouts[:1] if first_only else group.rollouts):
             yield _row(group, rollout, position) | {"trained": False, "excluded": "no_signal"}

@@ -117,7 +117,7 @@ class StepRecorder:
                     batch, number, settings.num_completions_to_print, settings.log_unique_prompts
                 )
 
-    def _token_records(self, step: Step) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    def _token_records(self, step: Step) -> dict[tuple[int, int], list[dict[str, object]]]:
         if not step.keeps_tokens:
             return {}
         self._texts = self._texts or TokenTexts(self.run.tokenizer)

@@ -321,7 +321,7 @@ class Checkpoints:
             except (OSError, TypeError, ValueError, VerifiersError) as failed:
                 log.warning("%s does not say %s: %s", path, what, failed)
 
-    def _written(self) -> dict[str, Any]:
+    def _written(self) -> dict[str, object]:
         """The content of ``settings.json``; empty when it is missing or damaged."""
         try:
             written = checkpoint_files.read_json(self.run.folder / SETTINGS)
@@ -329,7 +329,7 @@ class Checkpoints:
             return {}
         return written if isinstance(written, dict) else {}
 
-    def _described(self) -> dict[str, Any]:
+    def _described(self) -> dict[str, object]:
         values = configuration(self.run, self._code, self._weights)
         return values | {OBJECTIVE: self.run.settings.objective()}
 

@@ -27,7 +27,7 @@ def token_records(
     row_logprobs: Sequence[torch.Tensor],
     max_tokens: int,
     texts: Callable[[Sequence[int]], list[str]],
-) -> dict[tuple[int, int], list[dict[str, Any]]]:
+) -> dict[tuple[int, int], list[dict[str, object]]]:
     """(group of the batch, rollout of the group) -> its turns, of at most ``max_tokens`` sampled
     tokens together.
 
@@ -132,6 +132,6 @@ def _rounded(values: np.ndarray) -> list[float]:
     return np.round(values.astype(np.float64), DIGITS).tolist()
 
 
-def _once(values: Sequence[object]) -> Any:
+def _once(values: Sequence[object]) -> object:
     """The value that all have, else all of them."""
     return values[0] if values and values.count(values[0]) == len(values) else values

@@ -126,7 +126,7 @@ ONE_CARD = (
 """Of the settings ``SHARED_DEVICE``, whose value of TRL asks for vLLM in the trainer's process."""
 
 
-def changing(settings: Mapping[str, object], owner: str) -> dict[str, Any]:
+def changing(settings: Mapping[str, object], owner: str) -> dict[str, object]:
     """Leave out the settings of TRL whose value changes nothing here.
 
     *Raises* ``ConfigError`` for another value of a setting that is none here, with what to use.
@@ -165,7 +165,7 @@ ADVANTAGES = {
 """Values of ``scale_rewards`` -> ``advantage``."""
 
 
-def _scale_rewards(value: object, current: Current) -> dict[str, Any]:
+def _scale_rewards(value: object, current: Current) -> dict[str, object]:
     if not isinstance(value, (bool, str)) or value not in ADVANTAGES:
         raise ConfigError(
             f"scale_rewards is {value!r}; it must be True, False, 'group', 'batch' or 'none'"
@@ -173,7 +173,7 @@ def _scale_rewards(value: object, current: Current) -> dict[str, Any]:
     return {"advantage": ADVANTAGES[value]}
 
 
-def _max_prompt_length(value: object, current: Current) -> dict[str, Any]:
+def _max_prompt_length(value: object, current: Current) -> dict[str, object]:
     # in older versions this name implied it
     truncates = value is not None and current("prompt_overflow") is None
     return {"max_prompt_len": value, **({"prompt_overflow": "truncate_left"} if truncates else {})}
@@ -301,7 +301,7 @@ def canonical(settings: Mapping[str, object], defaults: Current) -> dict[str, An
     >>> canonical({"group_size": 4, "num_epochs": 3}, {}.get)
     {'rollouts_per_example': 4, 'num_train_epochs': 3}
     """
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     origin: dict[str, str] = {}
     # translated names last: they read the values of others
     for name in sorted(settings, key=TRANSLATED.__contains__):

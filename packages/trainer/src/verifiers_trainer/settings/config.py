@@ -136,7 +136,7 @@ class RLConfig(RLFields):
         Needs ``bf16=True`` and a CPU with instructions for it.
         """
         # missing in older versions of torch
-        features: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+        features: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
         has_bf16 = any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
         return bool(self.use_cpu and has_bf16 and self._bf16_requested and self.is_given("bf16"))
 
@@ -238,7 +238,7 @@ class RLConfig(RLFields):
         Neutral values are sent as well: a server would use a default of its own for what is left
         out.
         """
-        parameters: dict[str, Any] = {
+        parameters: dict[str, object] = {
             "max_tokens": self.max_turn_tokens,
             "temperature": self.temperature,
             "stop": self.stop or None,
@@ -330,7 +330,7 @@ class RLConfig(RLFields):
         )
         return "; ".join(parts)
 
-    def resume_values(self) -> dict[str, Any]:
+    def resume_values(self) -> dict[str, object]:
         """Return the settings that must match when the training is resumed, as JSON values.
 
         Complete by default: every setting without ``Free`` in ``fields``, but for bounds that the
@@ -372,7 +372,7 @@ class RLConfig(RLFields):
 
     def _derive(self, world_size: int) -> None:
         """Derive settings that the caller did not set, from the current values of the others."""
-        derived: dict[str, Any] = {}
+        derived: dict[str, object] = {}
         has_default = not self.is_given("learning_rate") and "learning_rate" not in self.DEFAULTS
         if self.learning_rate is None or has_default:
             derived["learning_rate"] = 1e-5 if self.use_lora else 1e-6

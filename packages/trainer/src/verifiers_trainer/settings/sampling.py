@@ -45,13 +45,13 @@ def reshaping_arguments(arguments: Mapping[str, Any]) -> list[str]:
     return sorted(name for name, value in flat.items() if is_reshaping(name, value))
 
 
-def unreshaped(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def unreshaped(arguments: Mapping[str, Any]) -> dict[str, object]:
     """The arguments of a request without those that reshape on purpose: neutral, or left out.
 
     >>> unreshaped({"temperature": 0.7, "top_p": 0.9, "min_tokens": 3, "min_p": 0.0})
     {'temperature': 0.7, 'top_p': 1.0, 'min_tokens': 0, 'min_p': 0.0}
     """
-    plain: dict[str, Any] = {}
+    plain: dict[str, object] = {}
     for name, value in arguments.items():
         if name == "extra_body":
             plain[name] = unreshaped(value or {})

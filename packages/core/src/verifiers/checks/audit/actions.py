@@ -70,12 +70,12 @@ def tool_policies(write: Format, answers: Answers) -> list[NonSolution]:
 
         return reply
 
-    def random_calls(turn: Turn) -> Any:
+    def random_calls(turn: Turn) -> object:
         rng = random.Random(f"{turn.example.hash}{turn.number}")
         called = calls(turn, rng.randrange(99)) if turn.number < NUM_CALLS else None
         return called or write(turn, answers.another(turn))
 
-    def all_at_once(turn: Turn) -> Any:
+    def all_at_once(turn: Turn) -> object:
         num_calls = 0 if turn.number else len(turn.request.tools or ())
         return calls(turn, *range(num_calls)) or write(turn, "")
 

@@ -174,11 +174,11 @@ def write_certificate(report: AuditReport, env_id: str) -> Path:
     return folder / NAME
 
 
-def _best(paid: Paid) -> dict[str, Any]:
+def _best(paid: Paid) -> dict[str, object]:
     return {name: _earned(paid)[name] for name in ("name", "reward", "solved")}
 
 
-def _earned(paid: Paid) -> dict[str, Any]:
+def _earned(paid: Paid) -> dict[str, object]:
     return {
         "name": paid.name,
         "family": paid.family,

@@ -214,7 +214,7 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def listed_values(key: str, values: object, section: str) -> list[Any]:
+def listed_values(key: str, values: object, section: str) -> list[object]:
     """The values that a sweep tries for ``key``. *Raises* ConfigError unless they are listed."""
     if isinstance(values, list) and values:
         return values
@@ -271,7 +271,7 @@ def _numbers(text: str) -> list[int | float]:
 class Fields:
     """The settings of a table, as their class declares them: annotations, and other names."""
 
-    hints: Mapping[str, Any]
+    hints: Mapping[str, object]
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -315,7 +315,7 @@ class Fields:
         The last part of an assignment's path is its key. ``also``: further names to suggest for an
         unknown key.
         """
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         for assignment in assignments:
             key = assignment.path[-1]
             name = self.aliases.get(key, key)

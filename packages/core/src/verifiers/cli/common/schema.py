@@ -26,21 +26,21 @@ def file_schema(title: str, properties: Mapping[str, object], **rules: object) -
     return json.dumps(schema, indent=2, ensure_ascii=False)
 
 
-def table_schema(properties: Mapping[str, object], **rules: object) -> dict[str, Any]:
+def table_schema(properties: Mapping[str, object], **rules: object) -> dict[str, object]:
     """The schema of a table with these keys and no others."""
     return {"type": "object", "properties": properties, "additionalProperties": False, **rules}
 
 
-def array_schema(items: Mapping[str, object]) -> dict[str, Any]:
+def array_schema(items: Mapping[str, object]) -> dict[str, object]:
     """The schema of a list that is not empty."""
     return {"type": "array", "items": items, "minItems": 1}
 
 
-def facts_of(owner: type[Any]) -> dict[str, dict[str, Any]]:
+def facts_of(owner: type[Any]) -> dict[str, dict[str, object]]:
     """Setting -> its description and default, of a dataclass whose fields have a docstring below
     them, or a help text (``metadata["flag"]``)."""
     texts = docstrings(owner)
-    facts: dict[str, dict[str, Any]] = {}
+    facts: dict[str, dict[str, object]] = {}
     for field in dataclasses.fields(owner):
         flag = field.metadata.get("flag")
         text = texts.get(field.name, "") if flag is None else flag.help

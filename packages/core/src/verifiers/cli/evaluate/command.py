@@ -417,7 +417,7 @@ def _prepare_all(evaluations: Sequence[Evaluation], runs: CommandSet) -> list[Pr
     return prepared
 
 
-def _event_facts(prepared: Prepared) -> dict[str, Any]:
+def _event_facts(prepared: Prepared) -> dict[str, object]:
     path = None if prepared.path is None else str(prepared.path)
     return {"env_id": prepared.env_id, "model": prepared.choice.model, "path": path}
 

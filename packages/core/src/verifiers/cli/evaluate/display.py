@@ -339,7 +339,7 @@ class JsonDisplay(Display):
             self._event("end", exit_code=exit_code, done=progress.done, total=progress.total)
         super().finish(exit_code)
 
-    def _over_all(self) -> dict[str, Any]:
+    def _over_all(self) -> dict[str, object]:
         """Rollouts done and planned over all runs, where there are several."""
         if not self._num_planned:
             return {}

@@ -63,7 +63,7 @@ def resolve(line: CommandLine) -> list[Evaluation]:
 
 def _combination(entry: Entry, settings: EvalSettings) -> dict[str, Any]:
     """The values of the keys that the entry's ablation varies."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name in entry.swept:
         table, _, member = name.partition(".")
         value = getattr(settings, table)

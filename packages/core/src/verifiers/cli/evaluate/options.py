@@ -84,7 +84,7 @@ def _client_type(value: object) -> str:
     return CLIENT_TYPES[name]
 
 
-def json_table(value: object) -> dict[str, Any]:
+def json_table(value: object) -> dict[str, object]:
     """A table, a JSON object as text (JSON can express null, TOML cannot), ``name=value,…``, or
     several of them.
 
@@ -116,7 +116,7 @@ def env_args_of(text: str | None) -> dict[str, Any]:
         raise ConfigError(f"--env-args {error}", key="env_args") from None
 
 
-def _json_or_text(text: str) -> Any:
+def _json_or_text(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError:
@@ -126,7 +126,7 @@ def _json_or_text(text: str) -> Any:
 def _by_header(value: object, separator: str, format_: str) -> dict[str, str]:
     """Texts in ``format_``, or a table, as header name -> the text after the separator."""
     excerpt = _begin if separator == ":" else str  # the other has names alone
-    pairs: Iterable[Iterable[Any]] = value.items() if isinstance(value, Mapping) else ()
+    pairs: Iterable[Iterable[object]] = value.items() if isinstance(value, Mapping) else ()
     if not isinstance(value, Mapping):
         lines = value if isinstance(value, list | tuple) else [value]
         for line in lines:
@@ -219,12 +219,12 @@ _PAIR = {
 }
 
 
-def _several(*forms: Mapping[str, object]) -> dict[str, Any]:
+def _several(*forms: Mapping[str, object]) -> dict[str, object]:
     """The JSON schema of a value that may be listed."""
     return {"anyOf": [*forms, {"type": "array", "items": {"anyOf": list(forms)}}]}
 
 
-def _listed(name: str) -> dict[str, Any]:
+def _listed(name: str) -> dict[str, object]:
     """The JSON schema of names of a pattern, in a list or in one text with commas."""
     text = rf"^\s*{name}\s*(,\s*{name}\s*)*$"
     allowed = {"type": "string", "pattern": f"^{name}$"}

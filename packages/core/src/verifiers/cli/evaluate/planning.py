@@ -208,7 +208,7 @@ class Prepared:
 
         example = next(iter(_plan(self.env, self.settings).examples))
         row = {name: example.row.get(name) for name in ("prompt", "answer")}
-        output: dict[str, Any] = {**row, "completion": [], "error": None}
+        output: dict[str, object] = {**row, "completion": [], "error": None}
         tools = [defined_name(tool) for tool in self.env.tool_defs]
         lines = [f"── the first prompt: example {example.example_id} ──", transcript(output)]
         return [*lines, f"tools: {', '.join(tools)}"] if tools else lines

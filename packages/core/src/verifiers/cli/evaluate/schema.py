@@ -37,7 +37,7 @@ def eval_schema() -> str:
     return file_schema("vf-eval", settings | entries)
 
 
-def _swept_table(value: Mapping[str, object]) -> dict[str, Any]:
+def _swept_table(value: Mapping[str, object]) -> dict[str, object]:
     """Tables to try, or a list of values for each of their keys."""
     by_key = {"type": "object", "additionalProperties": array_schema({}), "minProperties": 1}
     return {"anyOf": [array_schema(value), by_key]}

@@ -180,7 +180,7 @@ class CommandSet:
             return {}
         spent_by = self._spent_by_run()
         total, mine = sum(spent_by, Amount()), spent_by[self.prepared.index(run)]
-        options: dict[str, Any] = {}
+        options: dict[str, object] = {}
         for name, option, spent, in_run in (
             ("max_cost", "max_cost_usd", total.usd, mine.usd),
             ("max_total_tokens", "max_total_tokens", total.tokens, mine.tokens),
@@ -260,7 +260,7 @@ class CommandSet:
         return all(state == COMPLETE for state in self.states)
 
 
-def _settings_of(run: Prepared) -> dict[str, Any]:
+def _settings_of(run: Prepared) -> dict[str, object]:
     """What two runs of equal settings agree in, without secrets and without the code."""
     settings = run.settings
     values = {

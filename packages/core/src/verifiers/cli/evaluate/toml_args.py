@@ -121,7 +121,7 @@ class _Reader:
                 entries.append(Entry(env_id, functools.reduce(layered, combination, fixed), swept))
         return entries
 
-    def axes(self, sweep: object, section: str, where: KeyPath) -> list[list[dict[str, Any]]]:
+    def axes(self, sweep: object, section: str, where: KeyPath) -> list[list[dict[str, object]]]:
         """For each swept key, a list of settings, one for each of its values."""
         if not isinstance(sweep, dict) or not sweep:
             advice = "add [ablation.sweep] with a list of values to try"
@@ -153,7 +153,9 @@ class _Reader:
             self.problem(path, str(error))
             return []
 
-    def sections(self, kind: str, tables: object) -> Iterator[tuple[str, KeyPath, dict[str, Any]]]:
+    def sections(
+        self, kind: str, tables: object
+    ) -> Iterator[tuple[str, KeyPath, dict[str, object]]]:
         """(description, path in the file, copy) of each table of an array."""
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             what = {"eval": "evaluation", "ablation": "ablation"}[kind]
@@ -209,7 +211,7 @@ def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
 
     texts = []
     for env_id, settings in entries:
-        table: dict[str, Any] = {"env_id": env_id}
+        table: dict[str, object] = {"env_id": env_id}
         comments = ""
         for name in Fields.of(EvalSettings).hints:
             value = getattr(settings, name)
@@ -238,7 +240,7 @@ def _has_null(value: object) -> bool:
 # --- defaults of an environment -------------------------------------------------------------------
 
 
-def environment_defaults(source: FoundEnvironment, problems: list[str]) -> dict[str, Any]:
+def environment_defaults(source: FoundEnvironment, problems: list[str]) -> dict[str, object]:
     """``[tool.verifiers.eval]`` of the environment's ``pyproject.toml``; empty when it has none.
     Imports nothing.
 

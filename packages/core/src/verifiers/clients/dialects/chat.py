@@ -138,11 +138,11 @@ def _logprobs(texts: list[str], logprobs: list[float], in_chat: bool) -> dict[st
     }
 
 
-def _written(message: Mapping[str, object]) -> dict[str, Any]:
+def _written(message: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in message.items() if name != "thinking_blocks"}
 
 
-def _chunk(kind: str, request: DialectRequest) -> dict[str, Any]:
+def _chunk(kind: str, request: DialectRequest) -> dict[str, object]:
     return {
         "id": f"chatcmpl-{request.id}",
         "object": kind,

@@ -116,7 +116,7 @@ class ClientDialect(Dialect, Protocol):
 
     def request_body(
         self, request: ModelRequest, *, stream: bool = False, without: frozenset[str] = frozenset()
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Write a model call; ``without`` names parts that the endpoint refused (`concession`).
 
         Raises: ``ConfigError`` for what the dialect cannot say.

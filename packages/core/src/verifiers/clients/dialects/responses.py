@@ -254,7 +254,7 @@ def _content_read(content: object, index: int) -> str | list[dict[str, Any]]:
     return collapsed([_part_read(part) for part in content])
 
 
-def _part_read(part: Mapping[str, object]) -> dict[str, Any]:
+def _part_read(part: Mapping[str, object]) -> dict[str, object]:
     """A part of our content; a part of another type (``input_file``) stays as it is."""
     kind = part.get("type")
     if kind in ("input_text", "output_text", "text"):
@@ -322,7 +322,7 @@ def _call_read(item: Mapping[str, Any]) -> ToolCall:
     return ToolCall(call_id, name, arguments if isinstance(arguments, Mapping) else str(arguments))
 
 
-def _as_function(item: Mapping[str, object]) -> Mapping[str, Any]:
+def _as_function(item: Mapping[str, object]) -> Mapping[str, object]:
     """An item with a call in another form as the call of a function, as which the model sees the
     tool."""
     if _kind(item) not in _CALLS or (_kind(item) == "function_call" and not item.get("namespace")):
@@ -346,7 +346,7 @@ def _is_signed(item: Mapping[str, object]) -> bool:
     return _kind(item) == "reasoning" and bool(item.get("encrypted_content"))
 
 
-def _bare(item: Mapping[str, Any]) -> dict[str, Any]:
+def _bare(item: Mapping[str, Any]) -> dict[str, object]:
     """An item without ids, states and fields that are empty."""
     kind = _kind(item)
     if kind == "reasoning" and not _is_signed(item):
@@ -388,7 +388,7 @@ def _output(response: Response, request: DialectRequest) -> list[dict[str, Any]]
     return items
 
 
-def _call_written(item: Mapping[str, object], form: ToolForm) -> dict[str, Any]:
+def _call_written(item: Mapping[str, object], form: ToolForm) -> dict[str, object]:
     """A function call as the call of a tool of another form."""
     arguments = arguments_object(str(item["arguments"]))
     call = {"call_id": item["call_id"]}
@@ -499,7 +499,7 @@ def _item_events(write: _Events, index: int, item: dict[str, Any]) -> Iterator[b
         for number, part in enumerate(item["content"]):
             at = location | {"content_index": number}
             name = "text" if part["type"] == "output_text" else "refusal"
-            extra: dict[str, Any] = {"logprobs": []} if name == "text" else {}
+            extra: dict[str, object] = {"logprobs": []} if name == "text" else {}
             event = "output_text" if name == "text" else "refusal"
             yield write("content_part.added", **at, part=part | {name: ""})
             yield write(f"{event}.delta", **at, delta=part[name], **extra)
@@ -593,14 +593,14 @@ def request_body(
     return body | extra | ({"stream": True} if stream else {})
 
 
-def _text_written(form: Mapping[str, Any] | None, verbosity: str | None) -> dict[str, Any]:
-    text: dict[str, Any] = {}
+def _text_written(form: Mapping[str, Any] | None, verbosity: str | None) -> dict[str, object]:
+    text: dict[str, object] = {}
     if form is not None:
         text["format"] = {"type": form.get("type"), **(form.get("json_schema") or {})}
     return text | ({"verbosity": verbosity} if verbosity else {})
 
 
-def _tool_written(tool: Tool) -> dict[str, Any]:
+def _tool_written(tool: Tool) -> dict[str, object]:
     described = {
         "description": tool.description,
         "parameters": tool.parameters or {"type": "object", "properties": {}},
@@ -638,7 +638,7 @@ def _items_written(message: Mapping[str, object], with_unsigned: bool) -> list[d
     return items
 
 
-def _message_written(item: dict[str, Any], index: int) -> dict[str, Any]:
+def _message_written(item: dict[str, Any], index: int) -> dict[str, object]:
     """A message that the vendor did not write: its text, which needs no id."""
     parts = item["content"]
     if all(part["type"] == "output_text" for part in parts):
@@ -666,7 +666,7 @@ def _part_written(part: Mapping[str, Any]) -> dict[str, Any]:
     return dict(part)
 
 
-def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, object]]:
     """The items of an assistant message: those it came as, if it still says the same."""
     verbatim = [
         dict(item) for item in message.get("thinking_blocks") or () if isinstance(item, Mapping)
@@ -680,7 +680,7 @@ def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return _items_of(message, verbatim)
 
 
-def _as_received(message: Mapping[str, object]) -> list[dict[str, Any]] | None:
+def _as_received(message: Mapping[str, object]) -> list[dict[str, object]] | None:
     """The items of a message as the server wrote them, with the ids that its calls have in the
     conversation; None for another message, and for one that an author changed."""
     received = getattr(message, "received", None)
@@ -695,7 +695,7 @@ def _as_received(message: Mapping[str, object]) -> list[dict[str, Any]] | None:
 
 def _items_of(
     message: Mapping[str, Any], verbatim: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Reasoning, text and calls of a message, in this order."""
     items = [dict(item) for item in verbatim]
     if not verbatim and (reasoning := message.get("reasoning_content")):
@@ -705,7 +705,7 @@ def _items_of(
     content, calls = message.get("content"), calls_of(message)
     refusal = message.get("refusal")
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-    written: list[dict[str, Any]] = [
+    written: list[dict[str, object]] = [
         {"type": "output_text", "text": part["text"], "annotations": []}
         for part in parts
         if part.get("type") == "text" and part.get("text")
@@ -811,9 +811,9 @@ class ResponseStream:
     def __init__(self) -> None:
         self.is_done = False
         self._body: dict[str, Any] = {}
-        self._items: dict[int, dict[str, Any]] = {}
+        self._items: dict[int, dict[str, object]] = {}
         """Items that are done, by their place."""
-        self._parts: dict[int, dict[str, Any]] = {}
+        self._parts: dict[int, dict[str, object]] = {}
         """Items of the smaller events; their texts are lists of pieces."""
 
     @property
@@ -906,7 +906,7 @@ class ResponseStream:
         return self._body | {"output": output}
 
 
-def _joined(item: Mapping[str, object]) -> dict[str, Any]:
+def _joined(item: Mapping[str, object]) -> dict[str, object]:
     """An item of the smaller events with its texts in one piece."""
     fields: dict[str, Any] = dict(item)
     for listed in ("content", "summary"):

@@ -72,7 +72,7 @@ def opened(prompt: Messages, observation: Content) -> Messages:
     return [*prompt[:-1], Message({**last, "content": _joined(last["content"], observation)})]
 
 
-def _joined(before: Content | None, observation: Content) -> Any:
+def _joined(before: Content | None, observation: Content) -> object:
     if not before or not observation:
         return before or observation
     if isinstance(before, str) and isinstance(observation, str):
@@ -80,5 +80,5 @@ def _joined(before: Content | None, observation: Content) -> Any:
     return [*_parts(before), *_parts(observation)]
 
 
-def _parts(content: Content) -> list[Any]:
+def _parts(content: Content) -> list[object]:
     return [TextContentPart(content)] if isinstance(content, str) else list(content)

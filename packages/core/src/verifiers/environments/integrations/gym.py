@@ -178,7 +178,7 @@ class GymEnv(MultiTurnEnv):
         if close is not None:
             close()
 
-    async def _action(self, text: str, step: TrajectoryStep, state: State) -> Any:
+    async def _action(self, text: str, step: TrajectoryStep, state: State) -> object:
         if self.action_parser is not None:
             return await maybe_await(self.action_parser(text))
         return _default_action(
@@ -204,7 +204,7 @@ def _require_known(gymnasium: ModuleType, env_id: str) -> None:
         raise ConfigError(f"Gymnasium has no environment {env_id!r}: {error}") from error
 
 
-def _default_action(answer: Any, env: object) -> Any:
+def _default_action(answer: Any, env: object) -> object:
     """Convert an answer to an action. *Raises* ValueError unless it is in the action space."""
     if answer is None:
         raise ValueError("there is no action in it")
@@ -217,7 +217,7 @@ def _default_action(answer: Any, env: object) -> Any:
     return action
 
 
-def _reset(env: Any, seed: int) -> tuple[Any, Any]:
+def _reset(env: Any, seed: int) -> tuple[object, object]:
     """Start an episode and return (observation, info); info is {} where the environment returns
     none."""
     parameters = inspect.signature(env.reset).parameters.values()

@@ -123,7 +123,7 @@ class _Exchanges:
     ):
         self._url, self._session, self._arrived = url, session, arrived
         self._session_id = self._version = ""
-        self._asking: dict[Any, asyncio.Task[None]] = {}
+        self._asking: dict[object, asyncio.Task[None]] = {}
         self._telling: set[asyncio.Task[None]] = set()
 
     async def send_all(self, queued: MemoryObjectReceiveStream[Any]) -> None:
@@ -241,7 +241,7 @@ class _Exchanges:
         except ValueError as error:  # a header or a number that cannot be sent; it is not quoted
             raise Loss(f"the call cannot be sent ({type(error).__name__})") from error
 
-    async def _from_body(self, response: aiohttp.ClientResponse, message: Any) -> Any:
+    async def _from_body(self, response: aiohttp.ClientResponse, message: Any) -> object:
         """The answer in a body. *Raises* Loss."""
         from mcp.shared.message import SessionMessage
 
@@ -271,7 +271,7 @@ class _Exchanges:
 
     async def _from_stream(
         self, response: aiohttp.ClientResponse, message: Any, decoder: EventDecoder
-    ) -> Any:
+    ) -> object:
         """The answer in a stream of events; None when it ends before. *Raises* Loss."""
         from mcp.shared.message import SessionMessage
 
@@ -303,7 +303,7 @@ class _Exchanges:
             log.debug("a stream of %s ended: %s", self._url, error)
         return None
 
-    async def _continued(self, message: object, decoder: EventDecoder) -> Any:
+    async def _continued(self, message: object, decoder: EventDecoder) -> object:
         """The answer in the rest of a stream that has ended. *Raises* Loss when there is none."""
         ended = Loss("its stream of events ended before the answer")
         for number in range(MAX_CONTINUED if decoder.last_id else 0):

@@ -161,7 +161,7 @@ class ServerSpec:
         """The fields, without a choice of tools where there is none: older runs have no such
         keys."""
         values = {name: getattr(self, name) for name in FIELDS}
-        defaults: dict[str, Any] = {"tools": None, "exclude": (), "rename": {}}
+        defaults: dict[str, object] = {"tools": None, "exclude": (), "rename": {}}
         defaults |= {"url": "", "api_key_var": None, "header_vars": {}}
         values["args"] = redacted_words(self.args)
         return {"class": type_name(type(self))} | describe_members(
@@ -375,7 +375,7 @@ class _Server:
             except Loss as loss:
                 raise self._failed(tool, loss, is_again=True) from loss
 
-    async def _call_once(self, tool: str, arguments: Mapping[str, object]) -> Any:
+    async def _call_once(self, tool: str, arguments: Mapping[str, object]) -> object:
         """Call a tool. *Raises* Loss, which is ``ANSWERED`` when the server continues without it."""
         from mcp import MCPError
         from pydantic import ValidationError
@@ -714,7 +714,7 @@ def _only(error: Exception) -> Exception:
 
 async def _all_tools(client: Any) -> list[Any]:
     """The tools of a server. *Raises* ValueError when they have no end."""
-    tools: list[Any] = []
+    tools: list[object] = []
     cursor, num_bytes = None, 0
     for _ in range(MAX_PAGES):
         listed = await client.list_tools(cursor=cursor)

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from verifiers.errors import SandboxUnavailable
 from verifiers.sandbox.host import mounts
@@ -133,7 +132,7 @@ class _SupervisedProcesses:
                 supervisor.kill()
                 supervisor.wait()
 
-    def _policy(self) -> dict[str, Any]:
+    def _policy(self) -> dict[str, object]:
         """The argument ``POLICY`` of ``sandlock_supervisor``."""
         spec, home = self._spec, f"{self._folder}/home"
         packages = f"{self._folder}/packages"

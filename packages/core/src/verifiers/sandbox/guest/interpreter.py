@@ -11,7 +11,6 @@ import errno
 import linecache
 import traceback
 import types
-from typing import Any
 
 MAX_TEXT = 100_000
 """Characters of a value or a traceback; the rest is cut."""
@@ -20,7 +19,7 @@ MAX_TEXT = 100_000
 class Interpreter:
     def __init__(self) -> None:
         main = types.ModuleType("__main__")
-        self.namespace: dict[str, Any] = main.__dict__
+        self.namespace: dict[str, object] = main.__dict__
         self.namespace["__builtins__"] = __builtins__
         self.main = main
         self._cells = 0
@@ -37,7 +36,7 @@ class Interpreter:
         except BaseException as error:  # noqa: BLE001  (SystemExit and KeyboardInterrupt of the code must not end the worker)
             return None, _describe(error), _limit(error)
 
-    def _evaluate(self, code: str, name: str) -> Any:
+    def _evaluate(self, code: str, name: str) -> object:
         tree = ast.parse(code, name)  # noqa: TID251  the guest does not import this library
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         if tree.body:

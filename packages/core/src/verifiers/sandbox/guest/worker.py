@@ -49,10 +49,12 @@ class Worker:
             answer, content = getattr(self, f"do_{header['op']}")(header, body)
             self._connection.sendall(frames.pack(answer, content))
 
-    def do_ping(self, header: Mapping[str, object], body: bytes) -> tuple[dict[str, Any], bytes]:
+    def do_ping(self, header: Mapping[str, object], body: bytes) -> tuple[dict[str, object], bytes]:
         return {}, b""
 
-    def do_python(self, header: Mapping[str, object], body: bytes) -> tuple[dict[str, Any], bytes]:
+    def do_python(
+        self, header: Mapping[str, object], body: bytes
+    ) -> tuple[dict[str, object], bytes]:
         pid = os.getpid()
         self._output.begin()
         value, error, limit = self._interpreter.run(body.decode("utf-8", "surrogatepass"))
@@ -60,7 +62,7 @@ class Worker:
             os._exit(0)
         return self._answer(value=value, error=error, limit=limit)
 
-    def do_command(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    def do_command(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, object], bytes]:
         self._output.begin()
         try:
             process = subprocess.Popen(header["argv"], stdin=subprocess.DEVNULL, stdout=1, stderr=2)
@@ -73,7 +75,7 @@ class Worker:
             )
         return self._answer(exit_code=process.wait())
 
-    def do_read(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    def do_read(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, object], bytes]:
         try:
             with open(header["path"], "rb", opener=_open_nonblocking) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -89,7 +91,7 @@ class Worker:
             }, b""
         return {}, content
 
-    def do_write(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    def do_write(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, object], bytes]:
         path = header["path"]
         try:
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
@@ -110,7 +112,7 @@ def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _failure(error: OSError | ValueError) -> dict[str, Any]:
+def _failure(error: OSError | ValueError) -> dict[str, object]:
     if isinstance(error, OSError):
         return {"errno": error.errno or errno.EIO, "message": cut(error.strerror or str(error))}
     return {"errno": errno.EINVAL, "message": cut(str(error))}

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _supervise(control: socket.socket, policy: dict[str, object]) -> None:
-    report: dict[str, Any]
+    report: dict[str, object]
     try:
         report = {"cause": _run(policy)}
     except Exception as error:  # noqa: BLE001  (reported to the host, which refuses the sandbox)

@@ -15,7 +15,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from verifiers.errors import SandboxError, SandboxLimit, SandboxUnavailable
 from verifiers.sandbox.guest import frames, kernel
@@ -282,19 +282,19 @@ def max_header_bytes(spec: SandboxSpec) -> int:
     return MAX_ESCAPED_BYTES * (2 * spec.max_output_bytes + 8 * MAX_TEXT) + 4096
 
 
-def worker_settings(spec: SandboxSpec) -> dict[str, Any]:
+def worker_settings(spec: SandboxSpec) -> dict[str, object]:
     """Settings of a worker, a subset of those of a supervisor."""
     return {"max_output_bytes": spec.max_output_bytes, "max_file_bytes": MAX_READ_BYTES}
 
 
-def supervisor_settings(spec: SandboxSpec) -> dict[str, Any]:
+def supervisor_settings(spec: SandboxSpec) -> dict[str, object]:
     """Settings of a supervisor that a spec has."""
     names = "memory_mb file_mb num_processes cpu_s working_dir".split()
     fields = {name: getattr(spec, name) for name in names}
     return {**worker_settings(spec), **fields, "env": dict(spec.env)}
 
 
-async def reported_by(control: socket.socket, limit_s: float) -> dict[str, Any]:
+async def reported_by(control: socket.socket, limit_s: float) -> dict[str, object]:
     """What a supervisor on this machine says of a worker's end; {} when it is gone."""
     try:
         reading = asyncio.get_running_loop().sock_recv(control, 4096)

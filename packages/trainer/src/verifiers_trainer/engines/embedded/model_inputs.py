@@ -150,7 +150,7 @@ class ForwardPass:
         cache: Cache | None,
         options: dict[str, int],
     ) -> torch.Tensor:
-        arguments: dict[str, Any] = {"use_cache": cache is not None, **options}
+        arguments: dict[str, object] = {"use_cache": cache is not None, **options}
         if cache is not None:
             arguments[self._cache_name] = cache
         if self._takes_positions:

@@ -178,8 +178,8 @@ class Slots:
         self.has_diverged = False
         """Whether a slot may hold what is no number, which masked attention spreads: from then on a
         row clears its slot."""
-        self._tables: dict[tuple[Any, ...], tuple[SamplingTable, TokenCounts | None]] = {}
-        self._graphs: dict[tuple[Any, ...], tuple[Callable[[], object], Drawn]] = {}
+        self._tables: dict[tuple[object, ...], tuple[SamplingTable, TokenCounts | None]] = {}
+        self._graphs: dict[tuple[object, ...], tuple[Callable[[], object], Drawn]] = {}
 
     def padded(self, rows: int) -> int:
         """The rows that a step of ``rows`` computes."""

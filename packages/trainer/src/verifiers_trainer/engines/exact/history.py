@@ -199,7 +199,7 @@ class ExactHistory:
         return min(specials, key=text.index, default=None)
 
 
-def _without_arguments(call: dict[str, Any]) -> dict[str, Any]:
+def _without_arguments(call: dict[str, Any]) -> dict[str, object]:
     return {**call, "function": {**call["function"], "arguments": {}}}
 
 
@@ -210,7 +210,7 @@ def require_exact_history(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any
     *Raises* ConfigError when the template does not end turns with a special token, BadRequest when
     it fails.
     """
-    talks: list[list[dict[str, Any]]] = [
+    talks: list[list[dict[str, object]]] = [
         [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And now?"}]
     ]
     if tools:

@@ -54,7 +54,7 @@ def text_reply(
     prompts: Sequence[Sequence[Generation]], body: TextBody, chat: ChatFormat, model: str
 ) -> bytes:
     """A ``text_completion``: the choices of the first prompt, then those of the next."""
-    choices: list[dict[str, Any]] = []
+    choices: list[dict[str, object]] = []
     for siblings in prompts:
         ids = siblings[0].request.prompt_ids.tolist()
         if body.echo:
@@ -166,7 +166,7 @@ def choice_fields(index: int, generation: Generation, body: GenerateBody) -> dic
     stop_reason: str | int | None = generation.stop_text
     if stop_reason is None and token_ids and token_ids[-1] in (body.stop_token_ids or ()):
         stop_reason = token_ids[-1]
-    choice: dict[str, Any] = {
+    choice: dict[str, object] = {
         "index": index,
         "finish_reason": generation.finish_reason,
         "stop_reason": stop_reason,
@@ -185,7 +185,7 @@ def _envelope(
     choices: list[dict],
     model: str,
     prompt_tokens: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     return {
         "id": generations[0].request.request_id,
         "object": kind,
@@ -263,12 +263,12 @@ def text_logprobs(
 
 def _prompt_logprobs(
     generation: Generation, chat: ChatFormat
-) -> list[dict[str, dict[str, Any]] | None]:
+) -> list[dict[str, dict[str, object]] | None]:
     """vLLM's ``prompt_logprobs``: for each token after the first, ``{id: {logprob, rank,
     decoded_token}}``."""
     scored = generation.prompt_logprobs
     assert scored is not None
-    entries: list[dict[str, dict[str, Any]] | None] = [None]
+    entries: list[dict[str, dict[str, object]] | None] = [None]
     for index, token in enumerate(generation.request.prompt_ids[1:].tolist()):
         ranked = []
         if scored.alternatives:

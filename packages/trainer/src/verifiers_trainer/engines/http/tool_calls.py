@@ -141,7 +141,7 @@ def parse_qwen3_coder(
             return text, []  # inside the value of another call
         around.append(text[position : start.start()])
         properties, position = schemas.get(start["name"], {}).get("properties") or {}, start.end()
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, object] = {}
         while (opened := _XML_PARAMETER.match(text, position)) is not None:
             end = text.find("</parameter>", opened.end())
             if end < 0:
@@ -238,7 +238,7 @@ def tool_call_format(chat_template: str | None) -> str:
 log = logging.getLogger(__name__)
 
 
-def _refuse_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> object:
     raise _NotACall(f"{name} is not JSON")
 
 

@@ -74,7 +74,7 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     metadata: Any = None
     store: Any = None
     request_id: Any = None
-    cache_salt: Any = None
+    cache_salt: object = None
     priority: Any = None
 
 

@@ -137,7 +137,7 @@ class Server:
         timeout_s: float,
         stage: str,
         started: float,
-    ) -> Any:
+    ) -> object:
         if self._session is None:  # on the thread's loop
             self._session = open_session(
                 self.url,

@@ -121,7 +121,7 @@ class VLLMEngine:
         self._features: frozenset[str] = frozenset()
         self.server_version: str | None = None
         """The oldest vLLM of the servers; None before ``start``."""
-        self._pushed: tuple[int, Any] | None = None
+        self._pushed: tuple[int, object] | None = None
         """(version, stamp of the weights) of the last push."""
         self._live = -1
         self._repairs: dict[str, Future[None]] = {}
@@ -308,7 +308,7 @@ class VLLMEngine:
         except WeightSyncError:
             return True
 
-    def _stamp(self) -> Any:
+    def _stamp(self) -> object:
         """A value that changes with every in-place change of a weight."""
         return tuple((id(p), p._version) for p in self.model.parameters() if p.requires_grad)
 
@@ -325,7 +325,7 @@ class VLLMEngine:
 
     # --- the policy version of a completion -------------------------------------------------------
 
-    def understood(self, arguments: Mapping[str, object]) -> dict[str, Any]:
+    def understood(self, arguments: Mapping[str, object]) -> dict[str, object]:
         """Sampling arguments in the servers' format."""
         return understood(arguments, WEIGHT_SPANS in self._features)
 
@@ -504,7 +504,7 @@ def _with_version(response: Response, version: int | np.ndarray) -> Response:
     return replace(response, version=int(np.min(version)), tokens=tokens)
 
 
-def understood(arguments: Mapping[str, object], has_spans: bool) -> dict[str, Any]:
+def understood(arguments: Mapping[str, object], has_spans: bool) -> dict[str, object]:
     """Sampling arguments in vLLM's format.
 
     >>> understood({"temperature": 1.0, "guided_regex": "a+", "return_weight_versions": True}, has_spans=False)

@@ -123,7 +123,7 @@ def request_body(
     prompt: str | list[int] | Conversation,
     in_chat: bool,
     sampling: Mapping[str, object],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What the client of rollouts sends for one token after ``prompt``."""
     arguments = {**sampling, "max_tokens": 1}
     request = ModelRequest(

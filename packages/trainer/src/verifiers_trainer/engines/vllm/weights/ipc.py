@@ -93,7 +93,7 @@ def chunks(tensors: dict[str, torch.Tensor], size: int) -> Iterator[dict[str, to
         yield part
 
 
-def cuda_handle(tensor: torch.Tensor) -> dict[str, tuple[Any, ...]]:
+def cuda_handle(tensor: torch.Tensor) -> dict[str, tuple[object, ...]]:
     """Physical device -> what ``rebuild_cuda_tensor`` takes."""
     from torch.multiprocessing.reductions import reduce_tensor
 
