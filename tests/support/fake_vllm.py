@@ -239,9 +239,10 @@ class FakeVLLM:
             raise Refused(
                 400, f"LoRA rank {rank} is greater than max_lora_rank {self.max_lora_rank}."
             )
-        self.adapters[name] = (
-            PeftModel.from_pretrained(copy.deepcopy(self.model), path).merge_and_unload().eval()
-        )
+        adapted = PeftModel.from_pretrained(copy.deepcopy(self.model), path)
+        if not getattr(self.model, "is_loaded_in_4bit", False):
+            adapted = adapted.merge_and_unload()
+        self.adapters[name] = adapted.eval()
         return f"Success: LoRA adapter '{name}' added successfully."
 
     async def _v1_unload_lora_adapter(self, body: Any, request: web.Request) -> Any:

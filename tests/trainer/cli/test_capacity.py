@@ -438,6 +438,22 @@ def test_a_remedy_that_is_named_fits_when_it_is_set(seven_billion):
     assert named["gradient_checkpointing = true"] == f"{size:.0f} GB"
 
 
+def test_a_base_in_four_bits_is_counted_on_the_trainer_alone(seven_billion):
+    words = seven_billion[:-1]
+    full = capacity_plan(words, "RTX 4090")
+    four = capacity_plan([*words, "--trainer.args.quantize", "nf4"], "RTX 4090")
+    model, adapter = full.run.model, 4 * full.run.trained
+    matrices = model.layers * model.layer_matrices
+    assert matrices / model.parameters > 0.8
+    assert full.memory["trainer"]["weights"] - adapter == 2 * model.parameters
+    in_four_bits = 2 * (model.parameters - matrices) + matrices * (0.5 + 1 / 64 + 4 / 64 / 256)
+    assert four.memory["trainer"]["weights"] - adapter == pytest.approx(in_four_bits)
+    assert four.memory["inference"] == full.memory["inference"]  # a server has its own base
+    assert not full.fits
+    named = dict(remedy.split(": ") for remedy in remedies(full.run))
+    assert named["quantize = nf4"] == f"{max(in_gigabytes(four)):.0f} GB"
+
+
 def test_where_nothing_helps_the_plan_says_so(seven_billion):
     words = [*seven_billion, "--plan-with", "memory=1e9"]
     result = CliRunner().invoke(train_command, words)

@@ -39,6 +39,7 @@ def situation(version="0.33.0", **facts):
     defaults = {
         "has_adapter": False,
         "adapter_refused": None,
+        "is_quantized": False,
         "on_cuda": True,
         "same_device": False,
         **facts,
@@ -51,6 +52,7 @@ def situation(version="0.33.0", **facts):
     [
         ({"has_adapter": True}, "lora_dir"),
         ({"has_adapter": True, "version": "0.12.0"}, "lora_dir"),
+        ({"has_adapter": True, "is_quantized": True}, "lora_dir"),
         ({"has_adapter": True, "adapter_refused": "it is a DoRA adapter"}, "nccl"),
         ({}, "nccl"),
         ({"same_device": True}, "ipc"),
@@ -78,6 +80,16 @@ def test_the_method_follows_from_the_situation(facts, method):
             "it needs 0.27 or newer; use 'lora_dir'",
         ),
         ("lora_dir", {}, "no adapter is trained"),
+        (
+            "nccl",
+            {"has_adapter": True, "is_quantized": True},
+            "in four bits, so that the adapter alone can be sent; use 'lora_dir'",
+        ),
+        (
+            "auto",
+            {"has_adapter": True, "is_quantized": True, "adapter_refused": "it is a DoRA adapter"},
+            "the server cannot load it: it is a DoRA adapter",
+        ),
         (
             "lora_dir",
             {"has_adapter": True, "adapter_refused": "it trains biases"},

@@ -11,6 +11,7 @@ them for type checkers and editors.
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import Any
 
 from verifiers.legacy import moved
@@ -33,6 +34,9 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 moved.register("verifiers_trainer", MOVED)
+# transformers imports bitsandbytes wherever it is installed, which warns that it lacks a kernel
+# that ``policy.quantization`` does not use
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def __getattr__(name: str) -> Any:

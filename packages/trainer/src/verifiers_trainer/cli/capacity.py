@@ -36,7 +36,7 @@ from verifiers_trainer.cli.throughput import (
 )
 from verifiers_trainer.distributed.devices import DATA_SHEETS, sheet_of
 from verifiers_trainer.policy import builtin_models
-from verifiers_trainer.policy.adapter_files import adapter_folder, read_adapter
+from verifiers_trainer.policy.adapter_files import adapter_folder, base_quantization, read_adapter
 from verifiers_trainer.policy.sizes import Architecture
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 from verifiers_trainer.settings import recipes
@@ -189,7 +189,7 @@ def remedies(run: PlannedRun) -> list[str]:
     return [f"{' and '.join(names)}: {_gigabytes(fullest(run))}"] if fits(run) else []
 
 
-NUM_SETTINGS = 5
+NUM_SETTINGS = 6
 """Kinds of ``_changes`` that are settings, in the order in which they cost least."""
 
 
@@ -223,6 +223,7 @@ def _changes(run: PlannedRun) -> list[list[tuple[str, PlannedRun]]]:
         with_setting("micro_batch_tokens", run.longest_rollout),
         with_setting("beta", *[0.0] * run.has_reference_copy),
         with_setting("use_lora", True),
+        with_setting("quantize", *["nf4"] * (run.rank is not None)),
         with_setting("max_seq_len", *(longest // 2**k for k in range(1, 9) if longest >> k >= 256)),
     ]
     if not run.is_accelerator:
@@ -521,7 +522,9 @@ def _base_of(name: str, values: dict[str, object]) -> str:
         return name
     described = read_adapter(folder)
     if not values["merge_adapter"]:
-        values |= {"use_lora": True, "lora_rank": described.get("r") or values["lora_rank"]}
+        quantize = values["quantize"] or base_quantization(folder)
+        rank = described.get("r") or values["lora_rank"]
+        values |= {"use_lora": True, "lora_rank": rank, "quantize": quantize}
     return str(described["base_model_name_or_path"])
 
 

@@ -68,6 +68,12 @@ class PlannedRun:
         return self.values["lora_rank"] if self.values["use_lora"] else None
 
     @property
+    def base_bytes(self) -> float:
+        """Of the model's weights on the trainer's device, in the precision that layers compute in
+        or in four bits."""
+        return self.model.base_bytes(self.number, self.values["quantize"])
+
+    @property
     def trained(self) -> int:
         """Number of weights with a gradient."""
         model = self.model
@@ -172,6 +178,7 @@ class PlannedRun:
             features=frozenset(FIRST),
             version="of today",
             has_adapter=self.rank is not None,
+            is_quantized=bool(self.values["quantize"]),
             adapter_refused=refusal or None,
             on_cuda=self.is_accelerator,
             same_device=bool(self.server_share),
@@ -281,7 +288,8 @@ def train_s(run: PlannedRun) -> float:
 def decode_s(run: PlannedRun, concurrent: float, context: float) -> float:
     """Seconds in which ``concurrent`` sequences of ``context`` tokens get one token each."""
     x, model = run.inputs, run.model
-    read = run.number * (model.parameters + concurrent * context * model.kv_numbers)
+    weights = run.number * model.parameters if run.samplers else run.base_bytes
+    read = weights + run.number * concurrent * context * model.kv_numbers
     from_memory = read / (x["bytes_per_s"] * x["bandwidth_share"])
     beside = x["decode_overhead_s"] + concurrent * x["token_overhead_s"]
     return run.together_s(from_memory, run.compute_s(2 * model.parameters * concurrent)) + beside
@@ -432,7 +440,7 @@ def trainer_memory(run: PlannedRun) -> dict[str, float]:
     """Bytes on the first trainer's device, by what holds them."""
     model, number, row = run.model, run.number, run.row
     stored, shards = run.trained_number * run.trained, bool(run.inputs["shards"])
-    frozen = 0 if run.rank is None else number * model.parameters
+    frozen = 0 if run.rank is None else run.base_bytes
     divided = run.trainers if shards else 1
     activations = row.activation_bytes(model, run.longest_row)
     parts = {

@@ -32,6 +32,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.install_lines import install_line
+from verifiers_trainer.distributed.launcher import FLAGS
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -59,7 +60,7 @@ logging.getLogger("DeepSpeed").addFilter(
 # accelerate triggers this line on stdout in every training where DeepSpeed is installed, used or
 # not
 
-FLAG = "ACCELERATE_USE_DEEPSPEED"
+FLAG = FLAGS["DeepSpeed"]
 GROUPS = "whole_groups"
 """Attribute of a torch optimizer in which ``remember`` stores its parameters."""
 

@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from verifiers.errors import ConfigError
 from verifiers_trainer.distributed import deepspeed
-from verifiers_trainer.distributed.launcher import warn_of_unused_split
+from verifiers_trainer.distributed.launcher import FLAGS, warn_of_unused_split
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FLAGS = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": deepspeed.FLAG}
-"""Environment variable that the launcher sets for each way of splitting."""
 CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."
 """Inserted into the names of parameters by accelerate's activation checkpointing."""
 

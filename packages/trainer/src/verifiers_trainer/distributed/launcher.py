@@ -17,6 +17,8 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
+FLAGS = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": "ACCELERATE_USE_DEEPSPEED"}
+"""Environment variable that the launcher sets for each way of splitting."""
 SPLITS = {"deepspeed_config": "DEEPSPEED", "fsdp_config": "FSDP"}
 """Section of the launcher's file -> the ``distributed_type`` that reads it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import read_json
@@ -18,6 +18,8 @@ SETTINGS = {
     "lora_use_rslora": "use_rslora",
 }
 """Setting -> its name in an adapter's file."""
+BASE, NF4 = "base.json", "nf4"
+"""A file beside an adapter whose base was in four bits, and the value of ``quantize`` in it."""
 
 
 def adapter_folder(model: object) -> Path | None:
@@ -39,6 +41,23 @@ def read_adapter(folder: Path) -> dict[str, Any]:
     if not (folder / WEIGHTS).is_file():
         raise ConfigError(f"{folder} has no {WEIGHTS}; save the adapter as safetensors")
     return described
+
+
+def base_quantization(folder: Path) -> Literal["nf4"] | None:
+    """The setting ``quantize`` with which the adapter in ``folder`` was trained.
+
+    *Raises* ``ConfigError`` for a file that says nothing of it.
+    """
+    path = folder / BASE
+    if not path.is_file():
+        return None
+    try:
+        quantize = read_json(path)["quantize"]
+    except (KeyError, OSError, TypeError, ValueError):
+        quantize = None
+    if quantize != NF4:
+        raise ConfigError(f"{path} has no quantize = {NF4!r}: correct it, or remove the file")
+    return "nf4"
 
 
 def tokenizer_source(folder: Path) -> str:

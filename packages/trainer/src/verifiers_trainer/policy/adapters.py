@@ -13,7 +13,7 @@ import logging
 import os
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -22,11 +22,12 @@ from transformers.pytorch_utils import Conv1D
 from verifiers.errors import ConfigError
 from verifiers.storage.files import replacing, share_modes
 from verifiers_trainer.distributed import fsdp
-from verifiers_trainer.policy import builtin_models
+from verifiers_trainer.policy import builtin_models, quantization
 from verifiers_trainer.policy.adapter_files import (
     ADAPTER,
     SETTINGS,
     adapter_folder,
+    base_quantization,
     read_adapter,
 )
 from verifiers_trainer.policy.loading import get_model
@@ -48,8 +49,11 @@ def load_adapter(
     is_trainable: bool = False,
     use_liger: bool = True,
     model_kwargs: dict[str, Any] | None = None,
+    quantize: Literal["nf4"] | None = None,
 ) -> Any:
     """The base model of a saved adapter with the adapter around it; keywords as in ``get_model``.
+
+    The base of an adapter that was trained on four bits is in four bits without ``quantize`` too.
 
     *Raises* ``ConfigError``, which names the adapter's file where its base cannot be loaded.
     """
@@ -57,7 +61,8 @@ def load_adapter(
 
     base = read_adapter(folder)["base_model_name_or_path"]
     try:
-        model = get_model(base, use_liger, model_kwargs)
+        quantize = quantize or base_quantization(folder)
+        model = get_model(base, use_liger, model_kwargs, quantize)
     except ConfigError as error:
         raise ConfigError(
             f"{folder / ADAPTER}: the base model of the adapter: {error} (a relative path is read"
@@ -95,6 +100,8 @@ def adopt_settings(model: object, config: RLConfig) -> None:
     if config.lora_config is not None:
         raise ConfigError(f"{folder} has an adapter: leave lora_config out, {instead}")
     described = read_adapter(folder)
+    if quantize := base_quantization(folder):
+        config.derive(quantize=quantize)
     values = {setting: described.get(name) for setting, name in SETTINGS.items()}
     for setting, value in values.items():
         setting_value = getattr(config, setting)
@@ -120,7 +127,11 @@ def start_from(folder: Path, config: RLConfig) -> Any:
     """
     described = read_adapter(folder)
     base = described["base_model_name_or_path"]
-    options: Any = {"use_liger": config.use_liger, "model_kwargs": config.model_init_kwargs}
+    options: Any = {
+        "use_liger": config.use_liger,
+        "model_kwargs": config.model_init_kwargs,
+        "quantize": config.quantize,
+    }
     if config.merge_adapter:
         model = merge_precisely(load_adapter(folder, **options)).requires_grad_(True)
         # what is made of it has this base, and not that of the adapter
@@ -159,7 +170,7 @@ def default_targets(model: nn.Module) -> str | list[str]:
         for name, layer in model.named_modules()
         if isinstance(layer, (nn.Linear, Conv1D)) and layer is not _head(model)
     }
-    bypassed = {name for name in linear if _is_bypassed(model, name)}
+    bypassed = {name for name in linear if is_bypassed(model, name)}
     bypassed |= {name for name, layer in linear.items() if _is_special(model, layer)}
     ends = {name: name.rpartition(".")[2] for name in linear}
     # a number is the end of the name of any list's module
@@ -175,7 +186,7 @@ def _head(model: object) -> nn.Module | None:
     return head
 
 
-def _is_bypassed(model: nn.Module, name: str) -> bool:
+def is_bypassed(model: nn.Module, name: str) -> bool:
     """Whether the module that holds the layer ``name`` reads its weight, and not its dtype alone,
     instead of calling it."""
     parent, _, attribute = name.rpartition(".")
@@ -241,6 +252,7 @@ def _kind(base: nn.Module, name: str) -> str:
 
 def merge_precisely(model: Any) -> Any:
     """As ``merge``, computed in float32, with the precision of the base."""
+    quantization.require_mergeable(model, "leave --merged or merge_adapter out")
     dtype = next(model.get_base_model().parameters()).dtype
     return merge(model.float()).to(dtype)
 
@@ -248,8 +260,10 @@ def merge_precisely(model: Any) -> Any:
 def merge(model: Any) -> Any:
     """The base of ``model`` with its adapter merged into the weights, in place.
 
-    A head tied to the embeddings is untied where the adapter covers either of them.
+    A head tied to the embeddings is untied where the adapter covers either of them. *Raises*
+    ``ConfigError`` for a base in four bits.
     """
+    quantization.require_mergeable(model, "save the adapter alone")
     _untie_adapted(model)
     return model.merge_and_unload()
 
@@ -296,7 +310,7 @@ def _written_base(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) 
     location = folder.absolute() / f"{BASE}{digest.hexdigest()[:8]}"
     if not location.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(location) as new:
+        with replacing(location) as new, quantization.saved_as_given(base):
             base.save_pretrained(new, state_dict=state)
             tokenizer.save_pretrained(new)
             share_modes(new.iterdir())

@@ -10,7 +10,7 @@ from typing import Any
 
 from verifiers.errors import ConfigError
 from verifiers.storage.files import replacing, share_modes
-from verifiers_trainer.policy import adapter_files, adapters
+from verifiers_trainer.policy import adapter_files, adapters, quantization
 from verifiers_trainer.policy.folder_client import model_folder
 from verifiers_trainer.policy.loading import get_model, get_tokenizer
 
@@ -50,5 +50,6 @@ def export(source: str, target: Path, *, merged: bool = False) -> Path:
             else:
                 adapters.record_base(model, tokenizer, target.parent)
         model.save_pretrained(new)
+        quantization.record_base(model, new)
         tokenizer.save_pretrained(new)
     return folder

@@ -147,18 +147,20 @@ def folder_engine(
 
 
 def load_folder(folder: Path, dtype: str | None = None) -> tuple[Any, Any]:
-    """(model, tokenizer) of a folder, the adapter merged; ``dtype`` replaces the device's, "auto" by
-    that of the files. *Raises* ``ConfigError``."""
+    """(model, tokenizer) of a folder, the adapter merged unless its base is in four bits; ``dtype``
+    replaces the device's, "auto" by that of the files. *Raises* ``ConfigError``."""
     import torch
 
-    from verifiers_trainer.policy import adapter_files, adapters
+    from verifiers_trainer.policy import adapter_files, adapters, quantization
     from verifiers_trainer.policy.loading import get_model, get_tokenizer
 
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     kwargs = {} if dtype is None else {"dtype": dtype}
     model: Any
     if (folder / ADAPTER).is_file():
-        model = adapters.merge(adapters.load_adapter(folder, model_kwargs=kwargs))
+        model = adapters.load_adapter(folder, model_kwargs=kwargs)
+        if not quantization.is_quantized(model):
+            model = adapters.merge(model)
     else:
         model = get_model(str(folder), model_kwargs=kwargs)
     return model.to(device).eval(), get_tokenizer(adapter_files.tokenizer_source(folder))

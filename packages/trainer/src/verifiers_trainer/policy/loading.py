@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import close_match
@@ -36,7 +36,10 @@ def get_model_and_tokenizer(
 
 
 def get_model(
-    model_name: str, use_liger: bool = True, model_kwargs: dict[str, Any] | None = None
+    model_name: str,
+    use_liger: bool = True,
+    model_kwargs: dict[str, Any] | None = None,
+    quantize: Literal["nf4"] | None = None,
 ) -> PreTrainedModel:
     """A causal language model, by hub id, local folder, ``builtin:tiny`` or
     ``builtin:smollm2-135m``.
@@ -49,11 +52,15 @@ def get_model(
             and bfloat16 where there is an accelerator; FlashAttention 3 or 2 when it is importable
             on CUDA and the class supports it, else what transformers takes for the class: ``sdpa``,
             or ``eager`` where it has nothing else.
+        quantize: "nf4" holds the linear layers but the head in four bits, to train an adapter on;
+            the model is then on the device, where there is an accelerator.
 
     Raises ConfigError when the model cannot be loaded; the cause is chained.
     """
     import torch
     from transformers import AutoModelForCausalLM
+
+    from verifiers_trainer.policy import quantization
 
     warn_of_unused_split()
     builtin = _builtin_name(model_name)
@@ -61,9 +68,13 @@ def get_model(
     kwargs = {"dtype": dtype, **(model_kwargs or {})}
     if builtin == builtin_models.TINY:
         model = builtin_models.build_tiny_model(seed=kwargs.pop("seed", 0))
+        if quantize is not None:
+            return quantization.quantized(model, kwargs)
         return model if kwargs["dtype"] == "auto" else model.to(kwargs["dtype"])
     if "attn_implementation" not in kwargs and (flash := _flash_attention(kwargs["dtype"])):
         kwargs["attn_implementation"] = flash
+    if quantize is not None:
+        kwargs |= quantization.keywords(str(source_of(model_name)), kwargs["dtype"])
     if builtin == builtin_models.SMOLLM2:
         model, _ = builtin_models.load_smollm2(**kwargs)
     else:
@@ -75,6 +86,7 @@ def get_model(
             raise ConfigError(message, model=model_name) from error
     if use_liger:
         _apply_liger(model)
+    quantization.compute_exactly(model)
     return model
 
 
@@ -93,15 +105,21 @@ def get_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
     if builtin == builtin_models.TINY:
         return builtin_models.build_tiny_tokenizer()
     _require_folder(model_name)
-    source = builtin_models.smollm2_folder() if builtin == builtin_models.SMOLLM2 else model_name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source_of(model_name), trust_remote_code=False)
     except (OSError, ValueError) as error:
         message = f"cannot load the tokenizer of {model_name!r}: {_first_line(error)}"
         raise ConfigError(message, model=model_name) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def source_of(model_name: str) -> str | Path:
+    """What transformers loads for ``model_name``: the folder of ``builtin:smollm2-135m``, else
+    itself."""
+    is_smollm2 = model_name == builtin_models.SMOLLM2
+    return builtin_models.smollm2_folder() if is_smollm2 else model_name
 
 
 def local_folder(model_name: str) -> Path | None:

@@ -31,7 +31,7 @@ from verifiers_trainer.distributed import deepspeed, fsdp
 from verifiers_trainer.engines.exact.history import require_exact_history
 from verifiers_trainer.engines.http.chat import BadRequest, Tokenizer
 from verifiers_trainer.engines.vllm.weights.export import EMBEDDINGS
-from verifiers_trainer.policy import adapter_files, adapters, builtin_models
+from verifiers_trainer.policy import adapter_files, adapters, builtin_models, quantization
 from verifiers_trainer.policy.checkpoint_files import reading
 from verifiers_trainer.policy.loading import get_model, get_tokenizer
 from verifiers_trainer.settings.config import RLConfig
@@ -61,7 +61,14 @@ def load(model: object, tokenizer: object, config: RLConfig) -> tuple[Any, Any]:
     if (folder := adapter_files.adapter_folder(model)) is not None:
         model = adapters.start_from(folder, config)
     elif isinstance(model, str):
-        model = get_model(model, use_liger=config.use_liger, model_kwargs=config.model_init_kwargs)
+        model = get_model(
+            model, config.use_liger, config.model_init_kwargs, quantize=config.quantize
+        )
+    elif config.quantize is not None and not quantization.is_quantized(model):
+        raise ConfigError(
+            f"quantize={config.quantize!r} quantises a model while it is loaded, and this"
+            f" {type(model).__name__} is: give its name, or load it with quantization_config=…"
+        )
     return model, tokenizer
 
 
@@ -278,6 +285,7 @@ def prepare(model: Any, config: RLConfig, peft_config: PeftConfig | None) -> Any
     adapters.
     """
     deepspeed.require_whole(model)
+    _prepare_four_bits(model)
     is_peft = hasattr(model, "peft_config")
     if is_peft and peft_config is not None:
         raise ConfigError(
@@ -288,12 +296,16 @@ def prepare(model: Any, config: RLConfig, peft_config: PeftConfig | None) -> Any
 
         torch.manual_seed(config.seed)
         described = peft_config or config.lora_config or lora_config(config, model)
+        quantization.require_adaptable(
+            model, set(getattr(described, "modules_to_save", None) or ())
+        )
         try:  # a copy: the name of the base is written into it
             model = get_peft_model(model, copy.copy(described))
         except ValueError as error:
             raise ConfigError(f"peft refuses the adapter: {error}") from error
         adapters.make_base_absolute(model)
         log.info("the adapter covers %s", adapters.covered(model))
+    quantization.require_adapter(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             "no parameter of the model requires a gradient: load the adapter with is_trainable=True"
@@ -321,6 +333,21 @@ def prepare(model: Any, config: RLConfig, peft_config: PeftConfig | None) -> Any
     if config.gradient_checkpointing and hasattr(model, "enable_input_require_grads"):
         model.enable_input_require_grads()
     return model
+
+
+def _prepare_four_bits(model: Any) -> None:
+    """Say what a model in four bits takes. *Raises* ``ConfigError`` for a class that multiplies by
+    the weight of a layer instead of calling it."""
+    quantization.compute_exactly(model)
+    layers = quantization.layers_of(model)
+    if bypassed := [name for name in layers if adapters.is_bypassed(model, name)]:
+        raise ConfigError(
+            f"{type(model).__name__} reads the weight of {bypassed[0]} instead of calling it, which"
+            " it cannot in four bits: leave quantize out"
+        )
+    if layers:
+        size = model.get_memory_footprint() / 1e9
+        log.info("%d layers are in four bits: the model takes %.3g GB", len(layers), size)
 
 
 def has_packed_kernel(model: PreTrainedModel) -> bool:
@@ -399,6 +426,7 @@ def save_weights(
         options["save_embedding_layers"] = _adapts_embeddings(model)
     with config_to_save(model):
         model.save_pretrained(folder, **options)
+    quantization.record_base(model, folder)
 
 
 def _adapts_embeddings(model: Any) -> bool:
@@ -413,6 +441,7 @@ def save_merged(model: Any, folder: Path) -> None:
     A head tied to the embeddings is untied where the adapter covers either of them: both are
     written.
     """
+    quantization.require_mergeable(model, "export the adapter alone")
     with config_to_save(model):
         if not hasattr(model, "peft_config"):
             model.save_pretrained(folder)

@@ -15,6 +15,8 @@ from typing import Any
 
 FLOAT32, HALF = 4, 2
 """Bytes of a number."""
+NF4 = 0.5 + 1 / 64 + FLOAT32 / (64 * 256)
+"""Bytes of a weight in four bits: with a scale of 8 bits for each 64, and one of theirs for 256."""
 ADAMW_BYTES = 2 * FLOAT32
 """State of AdamW for a trained parameter: two moments."""
 CHUNK_TOKENS, CHUNK_TOKENS_CPU = 1024, 256
@@ -71,12 +73,17 @@ class Architecture:
         return self.kv_heads * self.head_width
 
     @property
+    def layer_matrices(self) -> int:
+        """Weights of a layer's matrices."""
+        attention = 2 * self.width * (self.attention_width + self.kv_width)
+        return attention + 3 * self.width * self.mlp_width
+
+    @property
     def layer_parameters(self) -> int:
         """Weights of a layer."""
-        attention = 2 * self.width * (self.attention_width + self.kv_width)
         biases = (self.attention_width + 2 * self.kv_width) * self.qkv_bias
         norms = 2 * self.width + 2 * self.head_width * self.qk_norm
-        return attention + biases + 3 * self.width * self.mlp_width + norms
+        return self.layer_matrices + biases + norms
 
     @property
     def root_parameters(self) -> int:
@@ -87,6 +94,12 @@ class Architecture:
     def parameters(self) -> int:
         """Number of weights."""
         return self.root_parameters + self.layers * self.layer_parameters
+
+    def base_bytes(self, number: int, quantize: str | None) -> float:
+        """Bytes of all weights where a number has ``number``, with the layers' matrices in four
+        bits if ``quantize`` is set."""
+        in_four_bits = self.layers * self.layer_matrices if quantize else 0
+        return number * (self.parameters - in_four_bits) + NF4 * in_four_bits
 
     def adapter_parameters(self, rank: int) -> int:
         """Weights of a LoRA adapter on every linear layer but the head: rank x (inputs + outputs)

@@ -19,6 +19,7 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import close_match, closest
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.algorithm.losses import BOUNDS, OBJECTIVES, bounds_read, loss_parameters
+from verifiers_trainer.distributed.launcher import FLAGS
 from verifiers_trainer.settings.batch_rules import check_batch
 from verifiers_trainer.settings.fields import SAMPLING_FIELDS, problem_of
 
@@ -275,6 +276,36 @@ def check_teacher(config: Any, world_size: int) -> list[str]:
     return problems
 
 
+def check_quantize(config: Any, world_size: int) -> list[str]:
+    """Check what a base in four bits excludes: weights with a gradient, merging, other transfers of
+    weights than the adapter's."""
+    if config.quantize is None:
+        return []
+    sets = f"quantize is {config.quantize!r}, and"
+    problems = []
+    if not config.use_lora:
+        problems.append(f"{sets} use_lora=False trains all weights: leave one of them out")
+    if config.merge_adapter:
+        problems.append(
+            f"{sets} merge_adapter=True trains the merged model as any model: leave one of them out"
+        )
+    if "quantization_config" in (config.model_init_kwargs or {}):
+        problems.append(f"{sets} model_init_kwargs has a quantization_config: give one of them")
+    if config.weight_sync not in ("auto", "lora_dir"):
+        problems.append(
+            f"{sets} weight_sync={config.weight_sync!r} sends whole weights: use 'lora_dir', which"
+            " sends the adapter, or 'auto'"
+        )
+    for kind, flag in FLAGS.items():
+        if getattr(config, kind.lower()) or os.environ.get(flag, "").lower() in ("1", "true"):
+            problems.append(
+                f"{sets} {kind} would split the four-bit weights over processes, which keeps the"
+                " numbers that belong to a weight apart from it: start without it (DDP), each"
+                " process holds the base"
+            )
+    return problems
+
+
 def check_reference(config: Any, world_size: int) -> list[str]:
     """Require a KL penalty for a synchronised reference."""
     if config.sync_ref_model and config.is_given("sync_ref_model") and config.beta == 0:
@@ -523,6 +554,13 @@ CHECKS: tuple[Check, ...] = (
         check_components,
         check_teacher,
     ),
-    *(check_reference, check_iterations, check_credit, check_schedules, check_combinations),
+    *(
+        check_quantize,
+        check_reference,
+        check_iterations,
+        check_credit,
+        check_schedules,
+        check_combinations,
+    ),
     *(check_reshaped_sampling, check_inference),
 )

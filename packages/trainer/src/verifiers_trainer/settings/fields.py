@@ -291,6 +291,9 @@ class Settings:
     merge_adapter: bool = False
     """With a saved adapter as the model: merge it into its base, and train the result as any model.
     Off: that adapter is trained further."""
+    quantize: Literal["nf4"] | None = None
+    """Hold the frozen base under the adapter in four bits, about a third of its memory; needs
+    bitsandbytes. None: as loaded, or as a saved adapter was trained."""
     lora_config: Annotated[Any, ADAPTER] = None
     """A ``peft.LoraConfig`` in place of all ``lora_*`` above."""
 

@@ -59,6 +59,8 @@ def not_covered(model: PreTrainedModel) -> str | None:
         return f"{name} chooses experts on the host"
     if len({parameter.device for parameter in model.parameters()}) > 1:
         return f"{name} is spread over several devices"
+    if getattr(model, "is_loaded_in_4bit", False):
+        return f"{name} has layers in four bits"
     if any(isinstance(part, torch.nn.Dropout) and part.p for part in model.modules()):
         return f"the dropout of {name} may draw while a step is captured, which torch refuses"
     return None

@@ -40,6 +40,8 @@ class Situation:
     has_adapter: bool
     adapter_refused: str | None
     """Why the adapter cannot be served as files; None when it can."""
+    is_quantized: bool
+    """Whether the adapter's base is in four bits, into which nothing is merged."""
     on_cuda: bool
     """Whether the trainer's weights are on a CUDA device."""
     same_device: bool
@@ -69,6 +71,11 @@ def choose(method: str, situation: Situation) -> Choice:
 def _automatic(situation: Situation) -> Choice:
     if situation.has_adapter and situation.adapter_refused is None:
         return Choice("lora_dir", "only the adapter moves, as files under a new name each time")
+    if situation.is_quantized:
+        raise ConfigError(
+            "the base is in four bits (quantize), so that the adapter alone can be sent, and the"
+            f" server cannot load it: {situation.adapter_refused}"
+        )
     merged = ""
     if situation.has_adapter:
         merged = f"the adapter is merged, since {situation.adapter_refused}; "
@@ -95,6 +102,8 @@ def impossible(method: str, situation: Situation) -> str | None:
         return f"the server is vLLM {situation.version}, and it needs {first} or newer"
     if method == "lora_dir":
         return situation.adapter_refused if situation.has_adapter else "no adapter is trained"
+    if situation.is_quantized:
+        return "the base is in four bits, so that the adapter alone can be sent"
     if method in ("nccl", "ipc") and not situation.on_cuda:
         return "the trained weights are not on a CUDA device"
     if method == "nccl" and situation.same_device:

@@ -49,6 +49,7 @@ def open_sync(
         version=version or "of an unknown version",
         has_adapter=hasattr(model, "peft_config"),
         adapter_refused=unservable_adapter(model) or _without_adapters(model, servers),
+        is_quantized=getattr(model, "is_loaded_in_4bit", False),
         on_cuda=next(model.parameters()).is_cuda,
         same_device=shares_device(
             [server.url for server in servers], next(model.parameters()).device
