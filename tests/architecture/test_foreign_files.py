@@ -22,6 +22,7 @@ READERS = {
     "verifiers/runtime/distributions.py",
     "verifiers/rubrics/math_verification.py",
     "verifiers/view/app.py",
+    "verifiers_agents/tasksets/process.py",
     # a file that the user names in code
     "verifiers/types/messages.py",
     "verifiers/testing/scripted.py",

@@ -46,6 +46,7 @@ OURS = {
     "verifiers/testing/connection.py",
     "verifiers/testing/server.py",
     "verifiers_agents/inside.py",
+    "verifiers_agents/tasksets/bridge.py",  # runs in another Python, which has no ``decoding``
     "verifiers_sandboxes/container.py",
     "verifiers_trainer/cli/session.py",
     "verifiers_trainer/cli/vllm_command.py",

@@ -520,7 +520,7 @@ def test_the_options_are_these(vf_install):
         flags
         == (
             "--agent --branch --dry-run --from-repo --json --list --no-editable --path --quiet"
-            " --repo --subdirectory --upgrade --verbose --version --yes"
+            " --repo --subdirectory --taskset --upgrade --verbose --version --yes"
         ).split()
     )
     assert "vf-install [OPTIONS] ENV" in vf_install("--help").out

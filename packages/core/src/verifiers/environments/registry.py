@@ -37,8 +37,9 @@ from verifiers.environments.local_sources import (
 )
 from verifiers.errors import ConfigError, EnvironmentLoadError, UnknownEnvironment, UsageError
 from verifiers.rollouts.contract import LoadedFrom
+from verifiers.runtime.distributions import COLLECTIONS, provided
 from verifiers.runtime.importing import digests_of, names_in_namespaces
-from verifiers.runtime.installed import Broken, entry_points, headers
+from verifiers.runtime.installed import Broken, entry_points, headers, not_installed
 from verifiers.runtime.places import raised_at, short_path
 from verifiers.runtime.redaction import remember_secrets
 from verifiers.runtime.suggest import check_keywords, close_matches
@@ -99,6 +100,8 @@ class FoundEnvironment:
     """The source of an environment that is not installed."""
     tasks: Path | None = None
     """The folder of Harbor's tasks, if it is one."""
+    arguments: tuple[tuple[str, object], ...] = ()
+    """Arguments of the loader that the id or path gives."""
 
     def __str__(self) -> str:
         source = f" of {self.distribution} {self.version}" if self.distribution else ""
@@ -116,6 +119,7 @@ def load_environment(env_id: str, **env_args: object) -> Environment:
             folder in ``./environments`` or the working folder, else an entry point, with or without
             a leading ``vf-``, else a module. Case and ``-``, ``_``, ``.`` make no difference; the
             owner is ignored; ``@version`` must be the installed version (``@latest``: any).
+            ``v1:NAME`` is a taskset of verifiers 0.4 (``vf.TasksetEnv``).
         env_args: Arguments of the loader, by name.
 
     Raises: ``UnknownEnvironment`` when there is no such environment; ``ConfigError`` for arguments
@@ -194,7 +198,7 @@ def id_of(text: str) -> str:
 
     *Raises* ``UnknownEnvironment`` for a text that is neither.
     """
-    source = at_path(text)
+    source = at_path(text) or _in_collection(text)
     return source.env_id if source is not None else parse_env_id(text).without_version
 
 
@@ -205,9 +209,13 @@ def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Foun
     for an id that two distributions offer.
     """
     if isinstance(env_id, str) and (tasks := harbor_tasks(env_id)) is not None:
-        return FoundEnvironment("verifiers", "HarborEnv", None, None, tasks.name, tasks=tasks)
+        return FoundEnvironment(
+            "verifiers", "HarborEnv", None, None, tasks.name, None, tasks, (("eval_path", tasks),)
+        )
     if isinstance(env_id, str) and (source := at_path(env_id)) is not None:
         return local(source, source.env_id)
+    if isinstance(env_id, str) and (in_collection := _in_collection(env_id)) is not None:
+        return in_collection
     requested = parse_env_id(env_id)
     in_folders = [in_folder(Path(folder), requested.name) for folder in (env_dir, ".")]
     sources = [source for source in in_folders if source is not None]
@@ -240,6 +248,26 @@ def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Foun
             env_id=env_id,
         )
     raise _unknown(requested, env_dir)
+
+
+def _in_collection(text: str) -> FoundEnvironment | None:
+    """The environment ``COLLECTION:NAME``, whose loader is that of the collection, called with the
+    name; None for other texts. *Raises* ConfigError when the distribution is not installed."""
+    collection, colon, name = text.partition(":")
+    if not colon or _ID.fullmatch(name) is None:
+        return None
+    points = (entry[0] for entry in entry_points(COLLECTIONS) if not isinstance(entry, Broken))
+    loaders = {point.name: point.value for point in points}
+    if collection not in loaders:
+        if collection not in provided(COLLECTIONS):
+            return None
+        raise ConfigError(not_installed(collection, text, COLLECTIONS), env_id=text)
+    module, _, attribute = loaders[collection].partition(":")
+    distribution = _distribution_of(module.partition(".")[0])
+    arguments = (("name", name),)
+    return FoundEnvironment(
+        module, attribute, *distribution, f"{collection}-{name}", arguments=arguments
+    )
 
 
 def find_recorded(
@@ -495,7 +523,7 @@ def import_loader(env_id: str, source: FoundEnvironment) -> Callable[..., Any]:
             f"environment {env_id!r}: {source} is not a function", env_id=env_id
         )
     loader: Callable[..., object] = target
-    return functools.partial(loader, eval_path=source.tasks) if source.tasks else loader
+    return functools.partial(loader, **dict(source.arguments)) if source.arguments else loader
 
 
 def check_arguments(

@@ -46,6 +46,7 @@ ABOUT = """Install an environment into this Python.
   vf-install math-python --repo https://example.org/environments.git
   vf-install --list
   vf-install --agent codex
+  vf-install --taskset reverse-text
 
 ENV is an id (name, vf-name, owner/name, name@version), a folder or a wheel. An id is searched in --path, in the
 surrounding uv workspace, among the installed packages, where verifiers itself came from, and in the package index. A
@@ -64,6 +65,9 @@ def run(call: Call) -> None:
         return
     if call.options["agent"]:
         part("install_agent", "vf-install --agent")(call, call.options["agent"])
+        return
+    if call.options["taskset"]:
+        part("install_taskset", "vf-install --taskset")(call, call.options["taskset"])
         return
     request = _request(call)
     choice = choose(request)
@@ -430,6 +434,11 @@ COMMAND = SmallCommand(
             "--agent",
             "Install an agent program (NAME or NAME@VERSION) into a folder of its own.",
             metavar="NAME",
+        ),
+        option(
+            "--taskset",
+            "Install a taskset of verifiers 0.4 (a package or a folder) with its own Python.",
+            metavar="PACKAGE",
         ),
         option("--list", "List the installed environments and exit."),
         option("--dry-run", "Print the command; run nothing, send no request."),
