@@ -5,6 +5,8 @@
     python3 run.py test           the tests
     python3 run.py test --changed     the tests that what you changed touches (--changed COMMIT: since then)
     python3 run.py test --promises    the promises about failure, each with the tests that prove it (--fast)
+    python3 run.py profile FOLDER     what each test costs in CPU seconds (--report FOLDER prints it)
+    python3 run.py mutate 20          whether the tests notice faults put into the kernel, one by one
     python3 run.py soak           random faults against an evaluation and a training, for an hour (--minutes)
 
 Both set up what they need: a virtual environment in ``.venv``, the versions of ``uv.lock``, the
@@ -67,6 +69,8 @@ def main() -> int:
         "check": [*(check.split() for check in CHECKS), ["python", "tests/statements.py"]],
         "quickstart": [["vf-train", "quickstart", *arguments]],
         "soak": [["python", "tests/soak.py", *arguments]],
+        "profile": [["python", "tests/profile_suite.py", *arguments]],
+        "mutate": [["python", "tests/mutation.py", *arguments]],
         "test": [
             [
                 "python",

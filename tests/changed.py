@@ -36,9 +36,11 @@ WORDS = re.compile(r"[\w.-]+")
 def files_by_module() -> dict[str, Path]:
     """All Python files of the packages and their tests, by dotted name."""
     files: dict[str, Path] = {}
+    seen: set[Path] = set()
     for base in BASES:
         for path in base.rglob("*.py"):
-            if ".venv" not in path.parts and path not in files.values():
+            if ".venv" not in path.parts and path not in seen:
+                seen.add(path)
                 files.setdefault(
                     ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(
                         ".__init__"
@@ -88,19 +90,21 @@ def exports_of(files: dict[str, Path]) -> dict[str, str]:
 
 
 def nodes_that_run(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those of imports for type checkers alone."""
-    for node in ast.iter_child_nodes(tree):
-        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
-            yield node
-            yield from nodes_that_run(node)
+    """All nodes but those of imports for type checkers alone, in no order."""
+    pending = [tree]
+    while pending:
+        for node in ast.iter_child_nodes(pending.pop()):
+            if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+                yield node
+                pending.append(node)
 
 
 def imports(
     module: str, path: Path, files: dict[str, Path], exports: dict[str, str], words: dict[str, str]
 ) -> set[str]:
     """The modules that a file reaches in one step."""
-    is_test = "tests" in path.parts
-    typed = any(
+    is_test, is_package = "tests" in path.parts, path.name == "__init__.py"
+    typed = is_package and any(
         name.rpartition(".")[0] == module and home.startswith(f"{module}.")
         for name, home in exports.items()
     )
@@ -119,7 +123,7 @@ def imports(
         elif is_test and isinstance(node, ast.Constant) and isinstance(node.value, str):
             for word in WORDS.findall(node.value):
                 names.add(words.get(word, word if word in files and "." in word else ""))
-        elif path.name == "__init__.py" and isinstance(node, ast.Constant) and not typed:
+        elif is_package and isinstance(node, ast.Constant) and not typed:
             # a table of lazy names
             names |= {f"{module}.{word}" for word in WORDS.findall(str(node.value))} & files.keys()
     reached = set()

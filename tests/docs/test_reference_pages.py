@@ -20,7 +20,20 @@ def pages():
     return module
 
 
-@pytest.mark.parametrize("name", ["commands.md", "settings.md", "python.md", "modules.md"])
+PACKAGE = "../../packages/core/src/verifiers"
+NAMES = (
+    *("commands.md", "settings.md", "python.md", "modules.md", "record.md"),
+    f"{PACKAGE}/runtime/distributions.json",
+    f"{PACKAGE}/rollouts/typed_fields.py",
+    f"{PACKAGE}/runs/keywords.py",
+)
+
+
+def test_all_that_is_written_is_compared(pages):
+    assert sorted(pages.PAGES) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: Path(name).name)
 def test_page_is_up_to_date(pages, name):
     kept = (DOCS / "reference" / name).read_text(encoding="utf-8").splitlines()
     made = pages.PAGES[name]().splitlines()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import multiprocessing
 import os
@@ -35,10 +36,20 @@ LONGEST_FIRST = (
     "tests/docs/test_blocks.py",
     "tests/faults/test_journal_faults.py",
     "tests/faults/test_resume.py",
+    "tests/trainer/policy/test_compiled.py",
+    "tests/trainer/run/test_signals.py",
+    "tests/core/runs/test_workers.py",
+    "tests/trainer/cli/test_cli_train.py",
     "tests/typing/test_type_checkers.py",
     "tests/cli/test_vf_install.py",
+    "packages/envs/math-python/tests/test_math_python.py",
 )
-"""Units of ten seconds and more. An omission costs a longer end, nothing else."""
+"""Units of ten seconds and more, by ``tests/profile_suite.py``. An omission costs a longer end,
+nothing else."""
+
+THRESHOLDS = (10_000, 20, 20)
+"""Of garbage collection, in a process of tests: at Python's own it takes a twelfth of their CPU
+time. Lower than those of a run, so that a run still raises them."""
 
 LOOK_S = 2.0
 """Interval of looks at whether processes that say nothing have died."""
@@ -188,6 +199,9 @@ class Fork:
         """Run what is handed out, in the new process."""
         self.line.close()
         config, items = self._session.config, self._session.items
+        gc.set_threshold(*THRESHOLDS)
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)  # the other processes use the other cores
         folders = config._tmp_path_factory
         folders._basetemp = folders.mktemp(f"fork-{os.getpid()}", numbered=False)
         capture = config.pluginmanager.getplugin("capturemanager")

@@ -597,10 +597,10 @@ async def test_a_prompt_of_megabytes_is_refused_unread_and_others_are_answered(e
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) / 1024 < 150
 
 
-async def test_negative_control_the_tokenizer_reads_all_of_it_for_seconds(engine):
-    chat, text = ChatFormat(build_tiny_tokenizer()), "reverse: abc " * 300_000
+async def test_negative_control_the_tokenizer_reads_all_of_it(engine):
+    chat, text = ChatFormat(build_tiny_tokenizer()), "reverse: abc " * 60_000
     began = time.monotonic()
-    assert len(chat.encode(text)) > 10**6
+    assert len(chat.encode(text)) > 3 * 60_000
     unbounded_s = time.monotonic() - began
     began = time.monotonic()
     with pytest.raises(BadRequest, match="maximum context length is 256"):
