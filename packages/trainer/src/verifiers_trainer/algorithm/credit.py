@@ -7,13 +7,16 @@ rollouts of a group or, if roles have rewards of their own, what one role did in
 With credit per turn a turn is worth its return: the rewards from it on, discounted by ``gamma``,
 with the rollout's reward at the last. It is compared with the returns of the siblings that have a
 turn of that number.
+
+Where rollouts are branches of others, the turns between two forks are compared with those that
+continue the same past (``tree``): each fork is to the functions here what a group is.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +32,7 @@ from verifiers_trainer.algorithm.advantages import (
     one_per_rollout,
 )
 from verifiers_trainer.algorithm.registry import call
+from verifiers_trainer.algorithm.tree import Segment, Tree, mean_of_leaves
 
 
 class CreditSettings(Protocol):
@@ -65,6 +69,41 @@ class Siblings:
     """Whose turns these are; empty: the rollouts have no roles."""
     members: Sequence[int] = ()
     """Of a role: the position in the group of each rollout in which it took a turn."""
+    tree: Tree | None = None
+    """Which of them are branches of others; None: none."""
+
+    def families(self, gamma: float) -> list[tuple[list[Segment], Siblings]]:
+        """The segments of each fork, and what of them is compared: as if each were a rollout of its
+        own, whose value is the mean of its leaves."""
+        if self.tree is None:
+            return [([], self)]
+        families = []
+        for family in self.tree.families():
+            turn_rewards, values = [], mean_of_leaves(self.values, family)
+            if self.turn_rewards:
+                pairs = [self._after(segment, gamma) for segment in family]
+                turn_rewards, values = [pair[0] for pair in pairs], np.array([p[1] for p in pairs])
+            lengths = mean_of_leaves(self.lengths, family)
+            part = replace(
+                self, values=values, lengths=lengths, turn_rewards=turn_rewards, tree=None
+            )
+            families.append((family, part))
+        return families
+
+    def _after(self, segment: Segment, gamma: float) -> tuple[np.ndarray, float]:
+        """The rewards of a segment's turns [turns], and the return that follows them, at its last
+        turn: means over the known leaves."""
+        returns, start, end = self.returns(gamma), segment.start, segment.end
+        known = [
+            n for n in segment.leaves if not np.isnan(np.append(returns[n], self.values[n])).any()
+        ]
+        if not known:
+            return np.zeros(end - start), math.nan
+        further = [
+            gamma * returns[n][end] if len(returns[n]) > end else self.values[n] for n in known
+        ]
+        rewards = np.mean([self.turn_rewards[n][start:end] for n in known], axis=0)
+        return rewards, float(np.mean(further))
 
     def returns(self, gamma: float) -> list[np.ndarray]:
         """The return of each turn [turns] of each rollout: Σ_{l>=j} γ^(l-j)·r_l, ``values`` added
@@ -109,24 +148,26 @@ def has_signal(siblings: Sequence[Siblings], settings: CreditSettings) -> bool:
     function = ADVANTAGES.resolve(settings.advantage)
     return any(
         not part.is_compared
-        or not is_dead(part.judged(settings), settings.min_group_fraction, function)
+        or not is_dead(family.judged(settings), settings.min_group_fraction, function)
         for part in siblings
+        for _, family in part.families(settings.gamma)
     )
 
 
 def credit(
     siblings: Sequence[Siblings], settings: CreditSettings
 ) -> list[list[float | np.ndarray]]:
-    """For each of ``siblings`` the advantage of each rollout: one number, or with credit per turn
-    an array [turns].
+    """For each of ``siblings`` the advantage of each rollout: one number, or with credit per turn,
+    and in a tree, an array [turns].
 
     All groups of a batch together, because advantages such as "gdpo" read the others. NaN = not
     trained: an unknown reward, and all of a group without a signal, unless ``zero_variance`` keeps
     it. Negative advantages are multiplied by ``negative_advantage_weight``.
     """
-    compared = [part for part in siblings if part.is_compared]
+    forks = [part.families(settings.gamma) if part.is_compared else [] for part in siblings]
+    compared = [family for families in forks for _, family in families]
     if settings.credit == "turn":
-        credited = [_of_turns(part, settings) for part in compared]
+        credited = [_of_turns(family, settings) for family in compared]
     else:
         credited = _of_rollouts(compared, settings)
     if (weight := settings.negative_advantage_weight) != 1:
@@ -135,7 +176,29 @@ def credit(
             for part in credited
         ]
     remaining = iter(credited)
-    return [next(remaining) if part.is_compared else list(part.values) for part in siblings]
+    return [
+        _on_paths(part, [(segments, next(remaining)) for segments, _ in families])
+        if part.is_compared
+        else list(part.values)
+        for part, families in zip(siblings, forks, strict=True)
+    ]
+
+
+def _on_paths(
+    part: Siblings, credited: Sequence[tuple[Sequence[Segment], list[Any]]]
+) -> list[float | np.ndarray]:
+    """The advantages of segments, one number or an array [turns of the segment] each, as those of
+    the turns of each known rollout that goes through them."""
+    if part.tree is None:
+        return credited[0][1]
+    paths = [np.full(num_turns, math.nan) for num_turns in part.tree.num_turns]
+    known = is_known(part.values)
+    for segments, advantages in credited:
+        for segment, advantage in zip(segments, advantages, strict=True):
+            for leaf in segment.leaves:
+                if known[leaf]:
+                    paths[leaf][segment.start : segment.end] = advantage
+    return list(paths)
 
 
 def _of_rollouts(compared: Sequence[Siblings], settings: CreditSettings) -> list[list[object]]:
