@@ -267,6 +267,14 @@ def record() -> str:
                 ("saved as", "type", "saved", "key of a state", "column of results", "meaning"),
                 rows,
             ),
+            "\n## Branches\n",
+            "Where rollouts of a group share turns ([Branches](../train/branches.md)), each has"
+            " `fork`: its number among the siblings, the sibling whose first turns it shares, and"
+            " how many. In `results.jsonl` and in a checkpoint the row of a branch lacks what it"
+            " shares and has `shared` instead: how many rows above its parent is, how many leading"
+            " messages of its completion are the parent's, and what of each shared turn differs"
+            " (its reward). Every reader of the library gives whole rollouts; exports have whole"
+            " rows.",
         ]
     )
 

@@ -34,7 +34,7 @@ _MODULES: dict[str, str] = {
     ),
     "rubrics": "Rubric RubricGroup JudgeRubric MathRubric ToolRubric",
     "parsers": "Parser ThinkParser MaybeThinkParser XMLParser",
-    "rollouts.author_code": "stop setup cleanup teardown reward metric advantage",
+    "rollouts.author_code": "stop setup fork cleanup teardown reward metric advantage",
     "types": (
         "Message Messages SystemMessage UserMessage AssistantMessage ToolMessage TextMessage"
         " ToolCall Tool TextContentPart ImageUrlContentPart InputAudioContentPart ModelRequest"
@@ -44,6 +44,7 @@ _MODULES: dict[str, str] = {
     "rollouts.steps": "TrajectoryStep TrajectoryStepTokens",
     "rollouts.rollout": "RolloutInput",
     "rollouts.values": "Timing",
+    "rollouts.branching": "Branching",
     "rollouts.error_info": "ErrorInfo",
     "results.rows": "RolloutOutput",
     "rubrics.outcomes": "RolloutScore RolloutScores",

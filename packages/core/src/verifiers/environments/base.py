@@ -38,6 +38,7 @@ from verifiers.environments.settings import Oracle, RunDefaults, Settings
 from verifiers.environments.teardown import Teardown
 from verifiers.parsers import Parser
 from verifiers.rollouts.author_code import defaults
+from verifiers.rollouts.branching import Branching
 from verifiers.rollouts.contract import LoadedFrom
 from verifiers.rollouts.model_call import ModelCalls
 from verifiers.rollouts.state import State
@@ -76,6 +77,8 @@ class Environment(RunMethods, ModelCalls, Settings, Rows, Teardown, Identified):
         rollouts_per_example: Default of runs: rollouts of each example.
         max_concurrent: Default of runs: rollouts in flight.
         max_workers: Default of runs: threads for synchronous functions of the author.
+        branching: Where the rollouts of a group fork (``vf.Branching``); None: they share nothing
+            but the prompt.
 
     Further keywords become attributes, unless they nearly match a parameter (then: "did you mean").
 
@@ -92,6 +95,7 @@ class Environment(RunMethods, ModelCalls, Settings, Rows, Teardown, Identified):
     rollouts_per_example: Annotated[int, Free("every rollout has a key")]
     max_concurrent: Annotated[int, Free("only how fast")]
     max_workers: Annotated[int | None, Free("only how fast")] = None
+    branching: Branching | None = None
     rubric: Rubric
     oracle: Oracle | None = None
     """``oracle(row)`` returns replies that solve a row: one text, a list with one reply for each
@@ -223,6 +227,11 @@ class Environment(RunMethods, ModelCalls, Settings, Rows, Teardown, Identified):
         *Raises* ConfigError when ``env_response`` is missing and a second turn would call it.
         """
         definition.check(self, sample)
+
+    @property
+    def max_branches(self) -> int:
+        """Rollouts of a tree; of several environments the most; 0 if none branches."""
+        return 0 if self.branching is None else self.branching.branches
 
     @property
     def has_own_loop(self) -> bool:

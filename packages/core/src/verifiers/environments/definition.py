@@ -90,6 +90,12 @@ def check(env: RunEnvironment, sample: Sequence[Example]) -> None:
             f"{type(env).__name__} has no env_response(self, messages, state), which gives the"
             " response to the model's turn: define it, or pass max_turns=1"
         )
+    if env.branching is not None and env.has_own_loop:
+        raise ConfigError(
+            f"{type(env).__name__} runs rollouts in a loop of its own, which branching cannot enter:"
+            " fork there (await state.fork(n)), or leave branching out",
+            key="branching",
+        )
     if env.score_rollouts and not env.has_reward:
         env.warn_once(
             "no reward function has a weight, so every reward is unknown: pass"

@@ -205,6 +205,11 @@ class EnvGroup(Environment):
     # --- settings, forwarded to the members -------------------------------------------------------
 
     @property
+    def max_branches(self) -> int:
+        """The most rollouts of a member's trees."""
+        return max(member.max_branches for member in self.envs)
+
+    @property
     def has_reward(self) -> bool:
         """Whether every member has a reward."""
         return all(member.has_reward for member in self.envs)

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
 from verifiers import compat
@@ -30,12 +30,13 @@ from verifiers.errors import (
     UsageError,
     VerifiersError,
 )
-from verifiers.rollouts.author_code import cleanup, maybe_await, setup
+from verifiers.rollouts.author_code import cleanup, fork, maybe_await, setup
 from verifiers.rollouts.state import State
 from verifiers.runtime.calls import PerLoop
 from verifiers.runtime.signatures import spell_out
 from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec, backend_for
 from verifiers.sandbox.opening import opening
+from verifiers.sandbox.transfer import copy_files
 from verifiers.types import Messages, ToolCall
 
 FIRST, LAST = 1000, -1000
@@ -381,6 +382,24 @@ class SandboxEnv(StatefulToolEnv):
                 self._refusal = error
                 raise
             self._is_proven = True
+
+    @fork(priority=FIRST)
+    async def fork_sandbox(self, state: State, branch: State) -> None:
+        """Open a sandbox for a branch with the files of its parent's."""
+        use = _use_of(state)
+        branch["sandbox"] = copied = replace(use, sandbox=None, opening=asyncio.Lock())
+        async with use.opening:
+            if use.sandbox is None:
+                return
+            if use.spec.writable_root or use.spec.root is not None:
+                raise ConfigError(
+                    "the sandbox of this environment has a root file system of its own, whose"
+                    " changes cannot be copied for a branch; leave branching out, or writable_root"
+                    " and root of its SandboxSpec",
+                    key="branching",
+                )
+            copied.sandbox = await self._open(use.spec)
+            await copy_files(use.sandbox, copied.sandbox)
 
     @cleanup(priority=FIRST)
     async def finish_rollout(self, state: State) -> None:

@@ -10,6 +10,7 @@ from verifiers import compat
 from verifiers.data.sources import DatasetLike
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser
+from verifiers.rollouts.branching import Branching
 from verifiers.rubrics import Rubric
 from verifiers.runtime.suggest import close_match
 
@@ -23,6 +24,7 @@ class RunDefaults(TypedDict, total=False):
     rollouts_per_example: int | None
     max_concurrent: int | None
     max_workers: int | None
+    branching: Branching | Mapping[str, Any] | None
 
 
 class RowOptions(RunDefaults, total=False):
@@ -71,6 +73,7 @@ class Settings:
     max_seq_len: int | None
     max_concurrent: int
     max_workers: int | None
+    branching: Branching | None
     max_total_completion_tokens: int
     interleaved_rollouts: bool
     score_rollouts: bool
@@ -128,6 +131,10 @@ class Settings:
     def set_concurrency(self, concurrency: int) -> None:
         """Set the default of ``max_concurrent`` for runs."""
         self.max_concurrent = concurrency
+
+    def set_branching(self, branching: Branching | Mapping[str, Any] | None) -> None:
+        """Fork rollouts at a turn. *Raises* ConfigError for fields that it has not."""
+        self.branching = Branching.of(branching)
 
     def set_max_workers(self, max_workers: int | None) -> None:
         """Bound the threads that run synchronous rewards and tools; None = 32. *Raises* ConfigError

@@ -15,7 +15,7 @@ from verifiers.results.coverage import counts_of
 from verifiers.results.rows import row_from_disk
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.rollout import SAVED
-from verifiers.rollouts.values import number
+from verifiers.rollouts.values import number, tree_number
 from verifiers.runtime.json import decode_row
 
 DECLARED_NUMBERS = [name for name, field in SAVED.items() if field.saved.index == "number"]
@@ -30,6 +30,7 @@ NUMBERS = (
     "sibling",
     "attempts",
     "trained",
+    "tree",
 )
 """Numeric columns; an unknown value is NaN."""
 NAMES = tuple(DECLARED_NAMES)
@@ -64,6 +65,7 @@ class _Measured(msgspec.Struct, gc=False):
     sibling: float | None = None
     attempts: float | None = None
     trained: bool | float | None = None
+    fork: dict[str, int | None] | None = None
     rollout_key: str | None = None
     example_hash: str | None = None
     served_models: list[str] | None = None
@@ -133,6 +135,7 @@ def _values_of(head: Any) -> tuple[object, ...]:
         number(head.sibling),
         number(head.attempts),
         number(head.trained),
+        tree_number(head.fork),
         *names.values(),
         cause,
         "\n".join(head.served_models or ()) if head.completion else None,
@@ -192,6 +195,7 @@ def _head_of(row: Mapping[str, object], metric_names: Sequence[str]) -> object:
         sibling=number(row.get("sibling")),
         attempts=number(row.get("attempts")),
         trained=number(row.get("trained")),
+        fork=row.get("fork"),
         rollout_key=_text(row.get("rollout_key")),
         example_hash=_text(row.get("example_hash")),
         served_models=_texts(row.get("served_models")),

@@ -28,12 +28,13 @@ import msgspec
 import numpy as np
 
 from verifiers.errors import JournalError
+from verifiers.results.branches import SHARED, SHARED_MARK, completed, rows_back_of, whole_rows
 from verifiers.results.columns import Column, KeyColumn, NameColumn
 from verifiers.results.heads import INNER_NAMES, NAMES, NUMBERS, VALUES, digits_of, head_values
 from verifiers.results.rows import READ_ERRORS, RolloutOutput, check_num_metrics, saved_row
 from verifiers.runtime.bounded import open_file
 from verifiers.runtime.decoding import decode_json
-from verifiers.runtime.json import decode_row
+from verifiers.runtime.json import decode_row, encode_row
 from verifiers.storage.journal import journal_lines, scan_journal
 
 BATCH_ROWS = 2**12
@@ -152,7 +153,7 @@ class RowIndex:
 
     def _read(self, deadline: float, last_row: float) -> None:
         for ends, bodies in self._writes():
-            for end, body in zip(ends, bodies, strict=True):
+            for end, body in zip(ends, _whole(bodies, self.path), strict=True):
                 if body:
                     self._add(body, end)
             self.end = ends[-1]
@@ -239,10 +240,12 @@ class RowIndex:
             for number in numbers:
                 line = self._line(file, number)
                 try:
+                    if SHARED_MARK in line:
+                        raise msgspec.DecodeError
                     texts = _TEXTS.decode(line)
                     yield texts.prompt, texts.completion, texts.answer
                 except (msgspec.DecodeError, RecursionError):
-                    row = decode_row(line)
+                    row = self._stored(file, number)
                     yield row.get("prompt"), row.get("completion"), row.get("answer")
 
     def info_names(self) -> list[str]:
@@ -306,6 +309,9 @@ class RowIndex:
     def _stored(self, file: IO[bytes], number: int) -> dict[str, object]:
         row = decode_row(self._line(file, number))
         row.pop("crc32", None), row.pop("write_part", None)
+        if SHARED in row:
+            rows_back = rows_back_of(row, location := f"{self.path}:{number + 1}")
+            row = completed(row, self._stored(file, number - rows_back), location)
         return row
 
     def _line(self, file: IO[bytes], number: int) -> bytes:
@@ -377,6 +383,13 @@ class RowIndex:
         if isinstance(held, list) or set(map(type, ids)) != {int} or max(map(abs, ids)) >= 2**63:
             self.columns["example"] = [*held, *columns.pop("example")]  # texts, of other programs
         self.keys.extend(columns.pop("rollout_key"))
+
+
+def _whole(bodies: list[bytes], path: Path) -> list[bytes]:
+    """The rows of a write, those of branches with what they share with their parents."""
+    if not any(SHARED_MARK in body for body in bodies):
+        return bodies
+    return [encode_row(row) for row in whole_rows(map(decode_row, bodies), str(path))]
 
 
 def _info_of(line: bytes) -> Mapping[str, object]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from verifiers.errors import ConfigError, JournalError
 from verifiers.results.atif import load_trajectories
+from verifiers.results.branches import whole_rows
 from verifiers.results.export import read_parquet
 from verifiers.results.index_file import open_index
 from verifiers.results.labels import LABEL, completion_hash, read_labels
@@ -223,7 +224,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
     with open_file(file) as lines:
         first = lines.readline(MAX_ROW_BYTES)
     if b'"crc32":' in first:
-        yield from read_journal(file)
+        yield from whole_rows(read_journal(file), str(file))
     else:
         yield from _plain_rows(file)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from verifiers import compat
 from verifiers.errors import JournalError
+from verifiers.results.branches import SHARED
 from verifiers.rollouts.rollout import (
     SAVED,
     Rollout,
@@ -38,7 +39,7 @@ FIELDS = frozenset(SAVED) - {"trajectory"}
 ALWAYS = tuple(name for name, field in SAVED.items() if field.saved.when == "always")
 """Those that every saved rollout has."""
 DISK_FIELDS = ("rollout_key", "example_hash", "sibling", "attempts")
-COLUMNS_OF_RUNS = frozenset(DISK_FIELDS) | RESERVED_KEYS
+COLUMNS_OF_RUNS = frozenset(DISK_FIELDS) | RESERVED_KEYS | {SHARED}
 """What a run adds to the line of a rollout; no state column may have such a name."""
 _COLUMNS_OF_FILES = (
     "served_models label group trained excluded completion_tokens policy_version turn_tokens"

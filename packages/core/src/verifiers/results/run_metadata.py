@@ -28,6 +28,7 @@ from verifiers.results.statistics import (
     solved,
 )
 from verifiers.rollouts.error_info import ErrorInfo
+from verifiers.rollouts.values import tree_number
 from verifiers.rubrics.scoring import SUCCESS
 from verifiers.types import AttributeDict
 
@@ -99,6 +100,9 @@ class Measurements:
     stop_conditions: Sequence[str | None]
     usage: Mapping[str, Sequence[float]]
     total_ms: Sequence[float]
+    trees: Sequence[float] = ()
+    """The tree of each in its group: rollouts of one share turns. NaN: of its own; empty: all
+    are."""
 
     @classmethod
     def of(cls, outputs: Sequence[Mapping[str, Any]]) -> Measurements:
@@ -118,6 +122,7 @@ class Measurements:
             stop_conditions=[output["stop_condition"] for output in outputs],
             usage={n: [u.get(n, math.nan) for u in usages] for n in _names_in(usages)},
             total_ms=[(output["timing"] or {}).get("total_ms", math.nan) for output in outputs],
+            trees=[tree_number(output.get("fork")) for output in outputs],
         )
 
     def __len__(self) -> int:
@@ -141,6 +146,7 @@ class GenerateMetadata(AttributeDict):
     each rollout. Intervals are 95 %, over the examples. An example counts with its known rollouts in each pass@k
     of at most as many: ``pass_at_k_examples`` are behind each k, ``pass_at_k_unknown`` rollouts are
     in none, and ``pass_at_k_bounds`` is what is possible were these all unsolved, or all solved.
+    Rollouts that share turns are no samples of their own: of k draws each takes one of another tree.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}], rubric=vf.Rubric([lambda completion: 0.0]))
@@ -257,7 +263,7 @@ def _statistics(
         error for reward, error in zip(rewards, measured.errors, strict=True) if reward != reward
     )
     successes = solved(rewards, measured.metrics.get(SUCCESS), threshold)
-    passed = pass_rates(successes, examples, siblings)
+    passed = pass_rates(successes, examples, siblings, measured.trees)
     return {
         "num_rollouts": num_rollouts,
         "num_errors": num_failed,

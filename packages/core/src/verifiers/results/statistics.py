@@ -174,7 +174,10 @@ def draws(n: int) -> list[int]:
 
 
 def pass_rates(
-    successes: Sequence[float] | np.ndarray, examples: Sequence[Hashable] | np.ndarray, n: int
+    successes: Sequence[float] | np.ndarray,
+    examples: Sequence[Hashable] | np.ndarray,
+    n: int,
+    trees: Sequence[float] | np.ndarray = (),
 ) -> PassRates:
     """pass@k and pass^k for k = 1, 2, 4, … and ``n``, each averaged over the examples with at least
     k known values: the rates of an example are those of its known rollouts, of any number.
@@ -188,6 +191,10 @@ def pass_rates(
     the known values is right, and ``any_of_bounds`` is what they leave possible. Examples with
     fewer than k known values are in no rate; where these are the hard ones, it is too high.
 
+    ``trees`` numbers the rollouts of an example that share turns, NaN for those that share none.
+    They are not independent: a draw then takes k different trees, and of each one rollout, so that
+    ``n`` is the number of trees.
+
     *Source*: Chen et al. 2021, eq. 1, with n of each example; the bounds: Manski 1990,
     "Nonparametric bounds on treatment effects".
 
@@ -197,6 +204,8 @@ def pass_rates(
     >>> tuple(round(bound, 3) for bound in rates.any_of_bounds["2"])
     (0.333, 0.5)
     """
+    if not np.isnan(np.asarray(trees, float)).all():
+        return _tree_rates(successes, examples, trees)
     if not draws(n):
         return PassRates()
     num_values, num_known, num_correct = _cluster_sums(successes, examples).astype(int)
@@ -219,6 +228,55 @@ def pass_rates(
         if num_unknown:
             passed.any_of_bounds[str(k)] = _bounds(kinds, k)
     return dataclasses.replace(passed, num_unknown=num_unknown) if passed.any_of else passed
+
+
+def _tree_rates(
+    successes: Sequence[float] | np.ndarray,
+    examples: Sequence[Hashable] | np.ndarray,
+    trees: Sequence[float] | np.ndarray,
+) -> PassRates:
+    """``pass_rates`` of rollouts of which some share turns."""
+    of_example: dict[int, dict[float, list[float]]] = {}
+    singles = -1.0
+    for value, example, tree in zip(successes, numbered(examples), trees, strict=True):
+        if math.isnan(tree):
+            tree, singles = singles, singles - 1
+        of_example.setdefault(int(example), {}).setdefault(float(tree), []).append(float(value))
+    shares = []  # of each example, of each tree: (share of the known, with unknown 0, with them 1)
+    for leaves_of in of_example.values():
+        filled = [
+            [mean(leaves), *(np.nan_to_num(leaves, nan=x).mean() for x in (0.0, 1.0))]
+            for leaves in leaves_of.values()
+        ]
+        shares.append(np.array(filled, float))
+    passed = PassRates()
+    num_unknown = int(np.isnan(np.asarray(successes, float)).sum())
+    for k in draws(max(map(len, shares), default=0)):
+        of_known = [p[~np.isnan(p[:, 0]), 0] for p in shares]
+        any_of = Counter(1.0 - _all_of_k(1.0 - p, k) for p in of_known if len(p) >= k)
+        if not any_of:
+            break
+        passed.any_of[str(k)] = mean(any_of.elements())
+        passed.all_of[str(k)] = mean(_all_of_k(p, k) for p in of_known if len(p) >= k)
+        passed.any_of_interval[str(k)] = share_interval(any_of)
+        passed.num_examples[str(k)] = any_of.total()
+        if num_unknown:
+            low, high = (
+                mean(1.0 - _all_of_k(1.0 - p[:, column], k) for p in shares if len(p) >= k)
+                for column in (1, 2)
+            )
+            passed.any_of_bounds[str(k)] = low, high
+    return dataclasses.replace(passed, num_unknown=num_unknown) if passed.any_of else passed
+
+
+def _all_of_k(shares: np.ndarray, k: int) -> float:
+    """The mean over all k of the trees [T] of the product of their ``shares``: the probability that
+    one rollout of each of k trees has what a share of each has."""
+    sums = np.zeros(k + 1)  # elementary symmetric polynomials
+    sums[0] = 1.0
+    for share in shares:
+        sums[1:] = sums[1:] + share * sums[:-1]
+    return float(sums[k]) / math.comb(len(shares), k)
 
 
 def _bounds(kinds: Counter[tuple[int, int, int]], k: int) -> tuple[float, float]:

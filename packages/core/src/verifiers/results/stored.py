@@ -214,6 +214,7 @@ def measurements(
         stop_conditions=Selection(columns["stop_condition"], rows),
         usage={name: Selection(values, rows) for name, values in index.usage.items()},
         total_ms=Selection(columns["total_ms"], rows),
+        trees=Selection(columns["tree"], rows),
     )
 
 

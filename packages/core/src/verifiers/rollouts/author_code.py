@@ -1,7 +1,7 @@
 """Author code: decorators that mark methods, and calls whose exceptions become the rollout's
 ``EnvironmentFault``.
 
-``@stop @setup @cleanup @teardown`` mark methods of environments, ``@reward @metric @advantage``
+``@stop @setup @fork @cleanup @teardown`` mark methods of environments, ``@reward @metric @advantage``
 those of rubrics. A decorator only sets an attribute on the method; environments and rubrics collect
 marked methods with ``decorated``. Every decorator works bare (``@stop``) and called
 (``@stop(priority=10)``). Marks are inherited with the method; an override without the decorator
@@ -90,6 +90,28 @@ def setup(function: F | None = None, *, priority: int = 0) -> Any:
     ...         state["page"] = 1
     """
     return _mark("setup", function, Options(priority))
+
+
+@overload
+def fork(function: F) -> F: ...
+@overload
+def fork(*, priority: int = 0) -> Callable[[F], F]: ...
+def fork(function: F | None = None, *, priority: int = 0) -> Any:
+    """``f(self, state, branch)``: sets in ``branch`` the keys of ``state`` that a deep copy cannot
+    copy, for each branch of a rollout; it runs before the other keys are copied.
+
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        priority: Higher runs first; ties run in alphabetical order.
+
+    >>> class Quiz(vf.MultiTurnEnv):
+    ...     @vf.fork
+    ...     async def open_book_again(self, state, branch):
+    ...         branch["book"] = open(state["book"].name)
+    ...     def env_response(self, messages, state):
+    ...         return state["book"].readline()
+    """
+    return _mark("fork", function, Options(priority))
 
 
 @overload

@@ -74,7 +74,8 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
     try:
         with _Limits(env, state, timeout_s) as limits:
             # 1. set up
-            await set_up(env, state)
+            if not state.is_branch:
+                await set_up(env, state)
             # 2. take turns until a stop condition holds
             while (reason := await first_stop(env, state, conditions)) is None:
                 if await _take_turn(env, state, limits):
@@ -100,11 +101,17 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
 async def _take_turn(env: RolloutEnvironment, state: State, limits: _Limits) -> bool:
     """Call the model once and record its response; True when the environment gave the final
     response instead."""
-    with Hook(state, "get_prompt_messages"):
-        prompt = env.as_prompt(await maybe_await(env.get_prompt_messages(state)))
+    prompt, state.next_prompt = state.next_prompt, None
+    if prompt is None:
+        with Hook(state, "get_prompt_messages"):
+            prompt = env.as_prompt(await maybe_await(env.get_prompt_messages(state)))
     if state["final_env_response"] is not None:
         return True
     limits.check()
+    if state.before_call is not None:
+        state.next_prompt = prompt
+        await state.before_call(state)
+        state.next_prompt = None
     with Hook(state, "get_model_response", timing="model_ms", awaited="the model", stops_run=True):
         response = await env.get_model_response(state, prompt)
     with Hook(state, "add_model_response"):
@@ -133,6 +140,8 @@ async def first_stop(
 ) -> str | None:
     """The name of the first of these stop conditions that holds; None to continue."""
     name = ""
+    if state.next_prompt is not None:  # a branch: its parent had passed this check
+        return None
     try:
         for name, condition in conditions:
             holds = condition(env, state)
@@ -322,6 +331,8 @@ def conclude(state: State, started: float) -> None:
     rollout = state.record
     for turn in rollout.transcript.turns:
         turn.settle()
+    for name, count in state.usage_before.items():
+        rollout.usage[name] -= count
     rollout.timing["generation_ms"] = 1000 * (time.perf_counter() - started)
     rollout.status = rollout.status.finished()
     error = rollout.error
@@ -329,6 +340,11 @@ def conclude(state: State, started: float) -> None:
     if error is not None and not isinstance(error, RolloutError):
         raised = error if isinstance(error, BaseException) else RuntimeError(str(error))
         rollout.error = fault("the environment", raised)
+
+
+def new_id() -> str:
+    """A random id of a rollout."""
+    return f"{_ids.getrandbits(128):032x}"
 
 
 def new_state(
@@ -344,11 +360,11 @@ def new_state(
         model=model,
         sampling_args=copy_row(dict(sampling_args)) if sampling_args else {},
         tool_defs=copy_row(env.tool_defs),
-        id=f"{_ids.getrandbits(128):032x}",
+        id=new_id(),
         completion=[] if env.message_type == "chat" else "",
     )
     state = State.of(rollout)
-    state["client"] = client
+    state["client"], state.env = client, env
     columns = rollout.row
     columns["prompt"] = normalize_messages(columns["prompt"], env.message_type)
     info = columns["info"]

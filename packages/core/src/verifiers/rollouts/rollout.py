@@ -23,7 +23,7 @@ from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.status import Status
 from verifiers.rollouts.transcript import Transcript
 from verifiers.rollouts.turn import Turn
-from verifiers.rollouts.values import Timing, counts, known_number, number, numbers, text
+from verifiers.rollouts.values import Fork, Timing, counts, known_number, number, numbers, text
 from verifiers.types import StopReason
 
 
@@ -119,6 +119,12 @@ class Rollout:
         list[str], Saved(when="if set", key=None, read=lambda names: list(names or []))
     ] = field(default_factory=list)
     """The reward and metric functions that do not apply to it: no metric, and not in the reward."""
+    fork: Annotated[
+        Fork | None,
+        Saved(when="if set", key=None, write=dict, read=Fork.read, type="dict[str, Any] | None"),
+    ] = None
+    """Where it is in the tree of its group: ``sibling``, ``parent`` (the sibling whose turns it
+    shares; null: none) and ``turn`` (how many it shares); None without branches."""
     failed_requests: Annotated[dict[str, int], Saved(when="if set", key=None, read=counts)] = field(
         default_factory=dict
     )
@@ -235,6 +241,12 @@ class Rollout:
         return self.transcript.trained
 
     @property
+    def num_shared_turns(self) -> int:
+        """How many of ``turns`` it shares with its parent."""
+        shared = self.transcript.turns[: self.fork.turn] if self.fork is not None else ()
+        return sum(turn.is_trained for turn in shared)
+
+    @property
     def turn_rewards(self) -> tuple[float, ...]:
         """The environment's reward of each turn to train; empty when it sets none but 0."""
         rewards = [turn.env_reward for turn in self.turns]
@@ -256,8 +268,15 @@ class Rollout:
     def of_role(self, role: str) -> Rollout:
         """What is trained of a role: its turns and reward, and whether a limit cut it."""
         turns = Transcript(turn for turn in self.turns if turn.role == role)
+        shared = self.transcript[: self.fork.turn] if self.fork is not None else ()
         return replace(
             self,
+            fork=self.fork
+            and Fork(
+                self.fork.sibling,
+                self.fork.parent,
+                sum(turn.is_trained and turn.role == role for turn in shared),
+            ),
             transcript=turns,
             reward=self.role_rewards.get(role, math.nan),
             status=replace(

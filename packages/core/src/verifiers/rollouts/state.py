@@ -7,7 +7,7 @@ finished record, which travels without the author's keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,13 @@ from verifiers.rollouts.transcript import Transcript
 from verifiers.rollouts.typed_fields import StateKeys
 from verifiers.rollouts.values import Timing, number
 from verifiers.rollouts.views import View
-from verifiers.types import Response, StopReason
+from verifiers.types import Messages, Response, StopReason
 
 __all__ = ["State", "Timing", "TrajectoryStep", "TrajectoryStepTokens"]
 
 _ATTRIBUTES = {field.key: attribute for attribute, field in FIELDS.items() if field.key}
 """Key -> attribute of the rollout."""
-_OF_THE_RUN: Mapping[str, Any] = {
+OF_THE_RUN: Mapping[str, Any] = {
     "client": None,
     "prompt_too_long": False,
     "final_env_response": None,
@@ -61,6 +61,20 @@ class State(StateKeys, View):
     saved_columns: tuple[str, ...] = ()
     """Keys that are saved with the rollout, beside those that the run asks for; set by the
     environment."""
+    env: Any = None
+    """The environment that runs it (``RolloutEnvironment``); None in a state that no run made."""
+    is_branch: bool = False
+    """Whether it is a branch of another, which was set up."""
+    branches: tuple[State, ...] = ()
+    """The other rollouts of the tree that this one is the first of."""
+    num_branches: int = 0
+    """Branches made of it so far."""
+    next_prompt: Messages | None = None
+    """Of a branch: the prompt that its parent was about to send."""
+    usage_before: Mapping[str, int] = {}
+    """Of a branch: what its parent had used when it left."""
+    before_call: Callable[[State], Awaitable[None]] | None = None
+    """Called before each model call, when its prompt is known."""
     cleaned_up: bool = False
     """Whether the rubric's clean-up handlers have already run, in the worker that ran
     the rollout."""
@@ -69,7 +83,9 @@ class State(StateKeys, View):
     COMPUTED = frozenset(("id", "turn", "responses"))
     OLDER: Mapping[str, Callable[[State], object]] = {}
     """Keys of older versions -> how they are computed; filled by ``legacy``."""
-    RESERVED = COMPUTED | _ATTRIBUTES.keys() | _OF_THE_RUN.keys() | {"input", "oai_tools"}
+    FORKED: Callable[[State, int], Awaitable[list[State]]]
+    """What ``fork`` does; filled by ``forks``."""
+    RESERVED = COMPUTED | _ATTRIBUTES.keys() | OF_THE_RUN.keys() | {"input", "oai_tools"}
     """Reserved keys; a column of such a name is read through ``state["input"]``."""
 
     def __init__(self, *mappings: Mapping[str, object], **fields: object):
@@ -78,7 +94,7 @@ class State(StateKeys, View):
             values.update(mapping)
         row = values.pop("input", None)
         if row is None:
-            reserved = _ATTRIBUTES.keys() | _OF_THE_RUN.keys() | {"oai_tools"}
+            reserved = _ATTRIBUTES.keys() | OF_THE_RUN.keys() | {"oai_tools"}
             row = {key: values.pop(key) for key in list(values) if key not in reserved}
         self._show(Rollout(row=dict(row)))
         for key, value in values.items():
@@ -94,7 +110,7 @@ class State(StateKeys, View):
         return state
 
     def _show(self, rollout: Rollout) -> None:
-        dict.__init__(self, _OF_THE_RUN, judge_response={})
+        dict.__init__(self, OF_THE_RUN, judge_response={})
         self.counted: list[Response] = []
         """Responses since the newest turn whose tokens are in ``usage``."""
         self.record = rollout
@@ -111,6 +127,19 @@ class State(StateKeys, View):
             advantage=None if record.advantage is None else float(record.advantage),
             role_rewards=role_rewards_of(record.turns, record.metrics, reward),
         )
+
+    async def fork(self, n: int) -> list[State]:
+        """``n`` states that share the turns so far, each with a deep copy of the author's keys, a
+        copy of the sandbox, and seeds of its own; ``@vf.fork`` methods set what cannot be copied.
+
+        *Raises* UsageError that names the key which cannot be copied.
+        """
+        return await self.FORKED(self, n)
+
+    @property
+    def leaves(self) -> tuple[State, ...]:
+        """It, and the other rollouts of its tree."""
+        return (self, *self.branches)
 
     @property
     def input_columns(self) -> list[str]:

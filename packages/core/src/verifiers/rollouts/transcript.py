@@ -121,6 +121,13 @@ class Transcript(list[Any]):
             turn.response = response
         return copies
 
+    def forked(self) -> Transcript:
+        """Turns of their own, for a branch: they share messages and tokens with these."""
+        turns = _restored(self._parts())
+        for turn in turns:
+            turn.extras = dict(turn.extras)
+        return turns
+
     def to_json(self) -> list[dict[str, Any]]:
         """The turns as JSON values, each message and token once."""
         written: list[dict[str, object]] = []

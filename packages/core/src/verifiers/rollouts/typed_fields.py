@@ -31,6 +31,7 @@ class SavedFields:
     tool_errors: list[str]
     is_unparsed: bool | None
     not_applicable: list[str]
+    fork: dict[str, Any] | None
     failed_requests: dict[str, int]
     tool_defs: list[Any] | None
     timing: dict[str, float]

@@ -75,3 +75,36 @@ class Timing(AttributeDict):
         timing = cls.__new__(cls)
         timing.update(times or {})
         return timing
+
+
+class Fork(AttributeDict):
+    """Where a rollout is in the tree of its group, by the numbers of siblings. The third, which
+    shares the first turn of the second: ``Fork(2, parent=1, turn=1)``. ``parent`` None: it began at
+    the prompt; ``turn`` counts the turns it shares, so is the number of its first own turn."""
+
+    sibling: int
+    parent: int | None
+    turn: int
+
+    def __init__(self, sibling: int, parent: int | None = None, turn: int = 0):
+        dict.__init__(self, sibling=sibling, parent=parent, turn=turn)
+
+    @property
+    def tree(self) -> int:
+        """The sibling that its tree began with: a parent began at the prompt."""
+        return self.sibling if self.parent is None else self.parent
+
+    @classmethod
+    def read(cls, saved: Mapping[str, Any] | None) -> Fork | None:
+        """The fork of a saved rollout. *Raises* KeyError or TypeError for another shape."""
+        if saved is None:
+            return None
+        parent = saved["parent"]
+        return cls(
+            int(saved["sibling"]), None if parent is None else int(parent), int(saved["turn"])
+        )
+
+
+def tree_number(fork: Mapping[str, Any] | None) -> float:
+    """The number of a rollout's tree in its group; NaN if it has none."""
+    return math.nan if (read := Fork.read(fork)) is None else float(read.tree)

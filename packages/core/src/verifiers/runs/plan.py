@@ -26,6 +26,8 @@ class Job(Immutable, frozen=True):
     """Index in the plan; results are ordered by it."""
     num_pending: int | None = None
     """Siblings that this run generates when others are finished already; None = all."""
+    num_branches: int = 1
+    """Rollouts that are generated with it as one tree: it and the siblings after it."""
 
     @property
     def in_part(self) -> bool:

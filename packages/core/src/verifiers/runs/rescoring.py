@@ -133,9 +133,12 @@ class _Rescoring(Run):
         """Score the saved rollout of each job."""
 
         async def score_saved(env: RunEnvironment, job: Job, context: RunContext) -> State:
-            state = _state_of(env, self._saved[job.position], job.example.row, context)
-            await score(env, state, context)
-            return state
+            saved = self._saved[job.position : job.position + job.num_branches]
+            leaves = [_state_of(env, output, job.example.row, context) for output in saved]
+            for leaf in leaves:
+                await score(env, leaf, context)
+            leaves[0].branches = tuple(leaves[1:])
+            return leaves[0]
 
         return nullcontext(score_saved)
 

@@ -23,7 +23,7 @@ from verifiers.errors import ModelError, RolloutTimeout, RunError
 from verifiers.parsers import Parser
 from verifiers.parsers.parser import is_plain
 from verifiers.rollouts.author_code import Hook, ends_the_run
-from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
+from verifiers.rollouts.contract import LoadedFrom
 from verifiers.rollouts.loop import conclude, current_run, generate
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
@@ -36,6 +36,7 @@ from verifiers.types import StopReason
 
 if TYPE_CHECKING:
     from verifiers.clients.protocol import ClientLike, ModelLike
+from verifiers.runs.branching import ForkingEnvironment, first_leaf, grow, trees
 from verifiers.runs.plan import Job
 
 Slot = AbstractAsyncContextManager[Any]
@@ -44,7 +45,7 @@ SCORING = "scoring"
 HEX_DIGITS = "0123456789abcdef"
 
 
-class RunEnvironment(RolloutEnvironment, EnvironmentParts, Protocol):
+class RunEnvironment(ForkingEnvironment, EnvironmentParts, Protocol):
     """What a run needs of an environment beside the loop: data, rubric and identity."""
 
     sampling_args: dict[str, Any]
@@ -199,9 +200,13 @@ class RunContext:
 
 
 async def generate_and_score(env: RunEnvironment, job: Job, context: RunContext) -> State:
-    """Run one rollout and score it individually; its failure is recorded on the state."""
+    """Run one rollout and score it individually; its failure is recorded on the state. Those of a
+    tree are its ``branches``."""
     state = await generate_job(env, job, context)
-    await score(env, state, context)
+    if state.branches:
+        await asyncio.gather(*(score(env, leaf, context) for leaf in state.leaves))
+    else:
+        await score(env, state, context)
     return state
 
 
@@ -209,7 +214,8 @@ async def generate_job(env: RunEnvironment, job: Job, context: RunContext) -> St
     """Run one rollout without scoring it; its failure is recorded on the state.
 
     A ``retryable`` error other than a ``ModelError`` is retried up to ``max_retries`` times; the
-    attempts are counted. (The client has already retried model calls.)
+    attempts are counted. (The client has already retried model calls.) A tree is not: its other
+    rollouts are finished.
     """
     failed: dict[str, int] = {}
     for attempt in range(1, context.max_retries + 2):
@@ -218,20 +224,32 @@ async def generate_job(env: RunEnvironment, job: Job, context: RunContext) -> St
         state.record.count_failed(failed)
         failed = state.record.failed_requests
         error = state.record.error
-        if error is None or not error.retryable or isinstance(error, ModelError):
+        if error is None or not error.retryable or isinstance(error, ModelError) or state.branches:
             break
     return state
 
 
 async def _generate_once(env: RunEnvironment, job: Job, context: RunContext) -> State:
-    row = copy_row(job.example.row)
-    state = await env.init_state(
-        row, context.given_client or context.client, context.model, context.sampling_args
-    )
-    state.run, state.seed_key = context, f"{job.example.hash}:{job.sibling}"
-    if context.progress is not None:
-        context.progress.running[job.position] = (time.monotonic(), state)
-    row_env = env.for_row(row)
+    async def new(sibling: int) -> State:
+        state = await env.init_state(
+            copy_row(job.example.row),
+            context.given_client or context.client,
+            context.model,
+            context.sampling_args,
+        )
+        state.run, state.seed_key = context, f"{job.example.hash}:{sibling}"
+        if context.progress is not None:
+            started = time.monotonic()
+            context.progress.running.setdefault(job.position, (started, None))
+            if sibling == job.sibling:
+                context.progress.running[job.position] = (started, state)
+        return state
+
+    row_env = env.for_row(job.example.row)
+    if job.num_branches > 1 and row_env.branching is not None:
+        return await grow(row_env, row_env.branching, job, new, context.rollout_timeout_s)
+    state = await new(job.sibling)
+    row = state.record.row
     if row_env.has_own_loop:
         return await _generate_own_loop(row_env, row, state, context)
     return await generate(row_env, state, context.rollout_timeout_s)
@@ -330,19 +348,14 @@ async def generate_group(
     """
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(generate(env, job, context)) for job in jobs]
+            tasks = [
+                group.create_task(generate(env, tree[0], context)) for tree in trees(env, jobs)
+            ]
     except BaseExceptionGroup as failures:
-        raise _first_leaf(failures) from failures
-    states = [task.result() for task in tasks]
+        raise first_leaf(failures) from failures
+    states = [leaf for task in tasks for leaf in task.result().leaves]
     await score_together(env, states, context)
     return states
-
-
-def _first_leaf(failures: BaseExceptionGroup) -> BaseException:
-    first: BaseException = failures
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    return first
 
 
 async def score_together(env: RunEnvironment, states: Sequence[State], context: RunContext) -> None:
@@ -362,9 +375,12 @@ async def score_together(env: RunEnvironment, states: Sequence[State], context: 
         state.waiting_for = None
 
 
-def groups_are_units(rubric: Rubric) -> bool:
-    """Whether siblings are scored together, so that a group is stored, and resumed, as a whole."""
-    return rubric.has_group_rewards or rubric.has_advantages
+def groups_are_units(env: RunEnvironment, scored_together: bool) -> bool:
+    """Whether siblings are scored together, or are trees, so that a group is stored, and resumed,
+    as a whole; ``scored_together``: whether the run scores groups."""
+    rubric = env.rubric
+    is_scored = scored_together and (rubric.has_group_rewards or rubric.has_advantages)
+    return is_scored or env.max_branches > 0
 
 
 def _mark_unscored(states: Sequence[State], error: BaseException) -> None:

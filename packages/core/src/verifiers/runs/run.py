@@ -125,11 +125,8 @@ class Run(RunDescription):
     async def _pending(self, store: RunStore, stack: ExitStack) -> Pending:
         """Read the saved rollouts into ``store``; return the pending jobs."""
         store.open(stack)
-        whole_groups = (
-            groups_are_units(self.env.rubric)
-            and self.is_scored
-            and not self.options.independent_scoring
-        )
+        scored_together = self.is_scored and not self.options.independent_scoring
+        whole_groups = groups_are_units(self.env, scored_together)
         store.work = work = pending(
             self.plan,
             store,

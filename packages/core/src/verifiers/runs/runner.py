@@ -21,6 +21,7 @@ from typing import Protocol
 
 from verifiers.errors import BudgetExhausted, RunError, TooManyFaults
 from verifiers.rollouts.state import State
+from verifiers.runs.branching import trees
 from verifiers.runs.options import RunOptions
 from verifiers.runs.plan import Job
 from verifiers.runs.rollout import (
@@ -71,15 +72,15 @@ class Runner:
         generate: GenerateJob = generate_and_score,
     ):
         self.env, self.sink, self.generate = env, sink, generate
-        self.concurrency, self.abort_after = concurrency, abort_after
+        self.concurrency = max(1, concurrency // max(1, env.max_branches))
+        self.abort_after = abort_after
         self.progress = progress or context.progress or Progress()
         self.context = replace(context, progress=self.progress)
         self._groups: dict[int, list[tuple[Job, State]]] = {}
         self._streak: tuple[str, int] = ("", 0)
         self._failure: BaseException | None = None
-        self._by_group = (
-            groups_are_units(env.rubric) and context.score and not context.independent_scoring
-        )
+        scored_together = context.score and not context.independent_scoring
+        self._by_group = groups_are_units(env, scored_together)
 
     async def run(self, plan: Iterable[Job]) -> None:
         """Run every job of ``plan``; return when all are durable.
@@ -87,7 +88,7 @@ class Runner:
         *Raises* RunError when the run cannot continue; everything acknowledged is durable. The
         workers are always awaited first, and no model call starts afterwards.
         """
-        jobs = iter(plan)
+        jobs = trees(self.env, plan)
         workers = [asyncio.ensure_future(self._work(jobs)) for _ in range(self.concurrency)]
         try:
             await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
@@ -102,10 +103,11 @@ class Runner:
             for members in self._groups.values():
                 await self.env.rubric.run_cleanup([state for _, state in members])
 
-    async def _work(self, jobs: Iterator[Job]) -> None:
+    async def _work(self, jobs: Iterator[list[Job]]) -> None:
         task = asyncio.current_task()
         assert task is not None
-        for number, job in enumerate(jobs):
+        for number, tree in enumerate(jobs):
+            job = tree[0]
             if number % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
             if self.context.is_over or self._failure is not None or task.cancelling():
@@ -113,8 +115,9 @@ class Runner:
             self.progress.running[job.position] = (time.monotonic(), None)
             try:
                 state = await self.generate(self.env, job, self.context)
-                await self._finish(job, state)
-                self._guard(state)
+                await self._finish(tree, list(state.leaves))
+                for leaf in state.leaves:
+                    self._guard(leaf)
             except BudgetExhausted as error:
                 # the rollouts that need no further request finish: they are paid for
                 self._failure = self._failure or error
@@ -126,17 +129,20 @@ class Runner:
             finally:
                 self.progress.running.pop(job.position, None)
 
-    async def _finish(self, job: Job, state: State) -> None:
-        """Store the rollout at once, or with its siblings where functions score them together."""
+    async def _finish(self, jobs: list[Job], states: list[State]) -> None:
+        """Store a rollout at once, or with its siblings where functions score them together, and
+        where they are trees."""
         if not self._by_group:
-            await self._store([job], [state])
+            await self._store(jobs, states)
         if self.context.independent_scoring:
-            await self.env.rubric.run_cleanup([state])
+            if self._by_group:
+                await self._store(jobs, states)
+            await self.env.rubric.run_cleanup(states)
             return
-        jobs, states = [job], [state]
+        job = jobs[0]
         if (num_members := job.num_pending or job.siblings) > 1:
             members = self._groups.setdefault(job.example.example_id, [])
-            members.append((job, state))
+            members += zip(jobs, states, strict=True)
             if len(members) < num_members:
                 return
             del self._groups[job.example.example_id]
@@ -230,9 +236,11 @@ async def generate_then_score(
 
     async def score_job(env: RunEnvironment, job: Job, context: RunContext) -> State:
         state = generated.states.pop(job.position)
-        state.run = context
         progress.running[job.position] = (time.monotonic(), state)
-        await score(env, state, context)
+        for position, leaf in enumerate(state.leaves, job.position):
+            generated.states.pop(position, None)
+            leaf.run = context
+            await score(env, leaf, context)
         return state
 
     generated_jobs = [job for job in jobs if job.position in generated.states]

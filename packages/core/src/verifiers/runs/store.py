@@ -18,6 +18,7 @@ from typing import Any
 
 from verifiers.errors import JournalError
 from verifiers.results import GenerateMetadata, GenerateOutputs, fill_advantages
+from verifiers.results.branches import whole_rows, without_copies
 from verifiers.results.coverage import FIRST, Coverage
 from verifiers.results.rows import (
     DISK_FIELDS,
@@ -100,16 +101,12 @@ class RunStore:
         """Open the journal, and read what is saved there. *Raises* JournalError for damage."""
         if self.directory is None:
             return
-        file, num_lines = self.directory.results_file, 0
-
-        def read(row: Mapping[str, object]) -> None:
-            nonlocal num_lines
-            num_lines += 1
+        file, rows = self.directory.results_file, list[dict[str, Any]]()
+        self.journal = stack.enter_context(self.directory.open_journal(rows.append))
+        for line, row in enumerate(whole_rows(rows, str(file)), 1):
             if not isinstance(key := row.get("rollout_key"), str):
-                raise no_key(file, num_lines)
-            self.saved[key] = num_lines, row
-
-        self.journal = stack.enter_context(self.directory.open_journal(read))
+                raise no_key(file, line)
+            self.saved[key] = line, row
         self.num_saved = len(self.saved)
 
     def find(self, keys: Sequence[str]) -> Sequence[Any]:
@@ -166,12 +163,11 @@ class RunStore:
                 output[SERVED_MODELS] = names
         if self.journal is not None:
             together = zip(outputs, jobs, states, strict=True)
-            await self.journal.append(
-                [
-                    row_for_disk(output, job.example.hash, job.sibling, state.attempts)
-                    for output, job, state in together
-                ]
-            )
+            rows = [
+                row_for_disk(output, job.example.hash, job.sibling, state.attempts)
+                for output, job, state in together
+            ]
+            await self.journal.append(without_copies(rows))
         self._keep(jobs, outputs, states)
         for state in states:
             self.coverage.add(state.record, state.attempts)

@@ -33,6 +33,27 @@ MISSING = 77
 """Exit code of ``_PACK`` when there is nothing at the path."""
 
 
+_PACK_ALL = r"""
+look() { stat=; read -r stat 2>/dev/null < "/proc/$1/stat" || return 0; set -- ${stat##*) }
+         state=$1; above=$2; group=$3; }
+look $$; own=$group; look $PPID; is_first=$above
+for folder in /proc/[0-9]*; do
+    number=${folder#/proc/}
+    case $number in 1|$$|$PPID) continue;; esac
+    look $number; [ -n "$stat" ] && [ "$state" != Z ] || continue
+    if [ "$is_first" = 1 ] || [ "$group" = "$own" ]; then echo "$stat"; exit 78; fi
+done
+if [ "$is_first" = 1 ]; then tar -P -cf "$0" --exclude="$0" -- "$PWD" /tmp && echo all
+else tar -cf "$0" . && echo own; fi
+"""
+"""Packs the files of a sandbox where no process of the code runs beside its worker: the working
+folder, and ``/tmp`` where that is the sandbox's own, as process 1 shows."""
+_UNPACK_ALL = 'tar -P -xf "$0" && rm -f "$0"'
+PROCESSES = 78
+"""Exit code of ``_PACK_ALL`` where a process runs in the background."""
+_VARIABLES = "[name for name in globals() if not name.startswith('_')]"
+
+
 class Packed(NamedTuple):
     """A file or folder out of a sandbox."""
 
@@ -81,6 +102,38 @@ async def put(sandbox: Sandbox, archive: bytes, folder: str, replace: bool = Fal
         raise SandboxError(
             f"An archive could not be unpacked in {folder} of the sandbox: {_why(result)}"
         )
+
+
+async def copy_files(source: Sandbox, target: Sandbox) -> None:
+    """Copy the working folder and ``/tmp`` of a sandbox into another that was opened alike.
+
+    *Raises* SandboxError where more than files would have to be copied: a process in the
+    background, or variables of the Python interpreter; SandboxLimit above 64 MB.
+    """
+    variables = (await source.exec(_VARIABLES, timeout_s=TRANSFER_S)).value
+    if variables not in (None, "[]"):
+        raise SandboxError(
+            "The sandbox cannot be copied for a branch: its Python interpreter holds the variables"
+            f" {variables[:200]}, and files alone are copied; run code as commands, or fork before it"
+        )
+    path = _temporary()
+    packed = await source.exec(["sh", "-c", _PACK_ALL, path], timeout_s=TRANSFER_S)
+    if packed.exit_code == PROCESSES:
+        name = packed.stdout.partition("(")[2].rpartition(")")[0]
+        raise SandboxError(
+            f"The sandbox cannot be copied for a branch: the process {name!r} runs in the background,"
+            " and files alone are copied; end it before the fork"
+        )
+    if packed.exit_code != 0:
+        raise SandboxError(f"The files of a sandbox could not be packed: {_why(packed)}")
+    try:
+        archive = await source.read_file(path)
+    finally:
+        await source.exec(["rm", "-f", path], timeout_s=TRANSFER_S)
+    await target.write_file(path, archive)
+    result = await target.exec(["sh", "-c", _UNPACK_ALL, path], timeout_s=TRANSFER_S)
+    if result.exit_code != 0:
+        raise SandboxError(f"The files of a sandbox could not be unpacked: {_why(result)}")
 
 
 async def take(sandbox: Sandbox, path: str, options: Sequence[str] = ()) -> Packed | None:

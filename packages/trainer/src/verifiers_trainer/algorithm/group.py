@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -13,8 +13,10 @@ import numpy as np
 from verifiers.errors import ConfigError
 from verifiers.results.statistics import mean
 from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.values import Fork
 from verifiers_trainer.algorithm.credit import CreditSettings, Siblings, has_signal
 from verifiers_trainer.algorithm.samples import is_overlong
+from verifiers_trainer.algorithm.tree import Tree
 
 
 class GroupSettings(CreditSettings, Protocol):
@@ -179,6 +181,7 @@ class Group:
             np.array(list(part.weights.values())) if settings.advantage == "gdpo" else None,
             role=role,
             members=members,
+            tree=_tree_of(rollouts),
         )
 
     def _turn_rewards(self, rollout: Rollout, settings: GroupSettings) -> np.ndarray:
@@ -240,3 +243,16 @@ class Group:
                 " no teacher to be near to: set teacher"
             )
         return component
+
+
+def _tree_of(rollouts: Sequence[Rollout]) -> Tree | None:
+    """Which of these are branches of others among them; None if none is."""
+    forks = [rollout.fork or Fork(-1) for rollout in rollouts]
+    if all(fork.parent is None for fork in forks):
+        return None
+    at = {fork.sibling: number for number, fork in enumerate(forks)}
+    return Tree(
+        [-1 if fork.parent is None else at.get(fork.parent, -1) for fork in forks],
+        [rollout.num_shared_turns for rollout in rollouts],
+        [len(rollout.turns) for rollout in rollouts],
+    )

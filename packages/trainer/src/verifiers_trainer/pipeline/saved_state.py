@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from verifiers.results.branches import whole_rows, without_copies
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.status import Status
@@ -113,7 +114,9 @@ def _group_to_json(group: Group) -> dict[str, object]:
         "env": group.env,
         "weights": dict(group.weights),
         "component": group.component,
-        "rollouts": [_reproducible(rollout.to_json()) for rollout in group.rollouts],
+        "rollouts": without_copies(
+            [_reproducible(rollout.to_json()) for rollout in group.rollouts]
+        ),
     }
 
 
@@ -125,7 +128,8 @@ def _reproducible(saved: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _group_from_json(saved: Mapping[str, Any]) -> Group:
-    rollouts = [Rollout.from_json(rollout) for rollout in saved.get("rollouts", ())]
+    whole = whole_rows(saved.get("rollouts", ()), f"group {saved['index']} of the checkpoint")
+    rollouts = [Rollout.from_json(rollout) for rollout in whole]
     rollouts += [_older_rollout(record) for record in saved.get("records", ())]
     component = saved.get("component", "")  # absent in version 0.2.0
     facts = saved["index"], saved["example_id"], tuple(rollouts), saved["env"], saved["weights"]

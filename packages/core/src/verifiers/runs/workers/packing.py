@@ -25,6 +25,7 @@ def pack_state(state: State) -> bytes:
         "attempts": state.attempts,
         "cleaned_up": state.cleaned_up,
         "saved_columns": state.saved_columns,
+        "branches": [pack_state(branch) for branch in state.branches],
         "record": {name: getattr(state.record, name) for name in _NOT_IN_STATE},
         "recorded": ErrorInfo.of(error) if error is not None else None,
     }
@@ -44,6 +45,7 @@ def unpack_state(packed: bytes) -> State:
     state = State(fields)
     state.attempts, state.cleaned_up = attributes["attempts"], attributes["cleaned_up"]
     state.saved_columns = attributes["saved_columns"]
+    state.branches = tuple(map(unpack_state, attributes["branches"]))
     for name, value in attributes["record"].items():
         setattr(state.record, name, value)
     if isinstance(state["error"], BaseException):

@@ -290,19 +290,24 @@ class _Remote:
 
 
 def _attached(state: State, job: Job, context: RunContext) -> State:
-    """Attach a state from a worker to this run."""
-    state["client"] = context.given_client or context.client
-    state.run, state.seed_key = context, f"{job.example.hash}:{job.sibling}"
+    """Attach a state from a worker, with its branches, to this run."""
+    for number, leaf in enumerate(state.leaves, job.sibling):
+        leaf["client"] = context.given_client or context.client
+        leaf.run, leaf.seed_key = context, f"{job.example.hash}:{number}"
     return state
 
 
 async def _failed(env: RunEnvironment, job: Job, context: RunContext, error: WorkerLost) -> State:
-    """The state of a rollout that crashed every worker."""
-    state = await env.init_state(
-        dict(job.example.row), context.given_client or context.client, context.model
-    )
-    state.run, state.seed_key, state.cleaned_up = context, f"{job.example.hash}:{job.sibling}", True
-    state.record.status = state.record.status.failed(error)
-    conclude(state, time.perf_counter())
-    leave_unscored([state])
-    return state
+    """The state of a rollout that crashed every worker, with those of its tree."""
+    leaves = []
+    for number in range(job.sibling, job.sibling + job.num_branches):
+        state = await env.init_state(
+            dict(job.example.row), context.given_client or context.client, context.model
+        )
+        state.run, state.seed_key, state.cleaned_up = context, f"{job.example.hash}:{number}", True
+        state.record.status = state.record.status.failed(error)
+        conclude(state, time.perf_counter())
+        leaves.append(state)
+    leave_unscored(leaves)
+    leaves[0].branches = tuple(leaves[1:])
+    return leaves[0]

@@ -116,8 +116,9 @@ class _Serving:
         try:
             state = await generate_and_score(env, request.job, context)
             if self.cleans_up:
-                await env.rubric.run_cleanup([state])
-                state.cleaned_up = True
+                await env.rubric.run_cleanup(list(state.leaves))
+                for leaf in state.leaves:
+                    leaf.cleaned_up = True
             reply = Finished(request.number, pack_state(state))
         except asyncio.CancelledError:
             raise
