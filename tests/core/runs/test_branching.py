@@ -16,6 +16,7 @@ import pytest
 
 import verifiers as vf
 from verifiers.errors import ConfigError, JournalError, UsageError
+from verifiers.results.atif import read_trajectory, to_trajectory
 from verifiers.results.branches import whole_rows
 from verifiers.results.index import RowIndex
 from verifiers.results.rows import DISK_FIELDS, encoded_output
@@ -439,3 +440,11 @@ def test_standard_errors_and_pass_at_k_do_not_count_branches_as_samples():
     # equal leaves of a tree tell no more of the mean than one of them: the error is that of trees
     doubled = clustered_stderr([1, 1, 0, 0, 1, 1], ["a", "a", "b", "b", "c", "c"])
     assert doubled == pytest.approx(clustered_stderr([1, 0, 1], ["a", "b", "c"]))
+
+
+def test_an_atif_trajectory_is_whole_and_says_where_it_left(saved):
+    _, results, _ = saved
+    documents = [to_trajectory(output) for output in results.outputs]
+    rows = [read_trajectory(document) for document in documents]
+    assert [row["fork"] for row in rows] == [output["fork"] for output in results.outputs]
+    assert [len(row["trajectory"]) for row in rows] == [3] * 4

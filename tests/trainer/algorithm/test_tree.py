@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.status import Status
+from verifiers.rollouts.steps import TrajectoryStep
+from verifiers.rollouts.transcript import Transcript
+from verifiers.rollouts.values import Fork
+from verifiers.runtime.decoding import decode_json
+from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.algorithm.credit import Siblings, credit, has_signal
 from verifiers_trainer.algorithm.tree import Tree
+from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
+from verifiers_trainer.pipeline.schedule import PipelineState
+from verifiers_trainer.settings.config import RLConfig
 
 SEEDS = range(40)
 
@@ -172,3 +183,76 @@ def test_a_fork_has_a_signal_where_the_trunks_are_worth_the_same():
 def test_a_branch_leaves_at_a_turn_that_its_parent_has():
     with pytest.raises(ValueError, match="rollout 1 left rollout 0 at turn 3"):
         Tree([-1, 0], [0, 3], [2, 4])
+
+
+# --- rollouts that share turns --------------------------------------------------------------------
+
+
+def rollout(fork, reward, *completions):
+    turns, prompt = Transcript(), [1, 2]
+    for completion in completions:
+        turns.append(
+            TrajectoryStep(
+                prompt=[],
+                completion=[],
+                tokens={
+                    "prompt_ids": list(prompt),
+                    "completion_ids": [completion, 3],
+                    "completion_logprobs": [-0.5, -0.25],
+                    "version": 0,
+                },
+                previous=turns[-1] if turns else None,
+            )
+        )
+        prompt += [completion, 3, 9]
+    return Rollout(turns, reward, status=Status("stop"), fork=fork)
+
+
+def branched():
+    """Two trees of two; in the first the second turn is what differs."""
+    return Group(
+        0,
+        0,
+        (
+            rollout(Fork(0), 1.0, 11, 12, 13),
+            rollout(Fork(1, 0, 1), 0.0, 11, 22),
+            rollout(Fork(2), 0.0, 31),
+            rollout(Fork(3), 0.25, 41),
+        ),
+    )
+
+
+def test_a_batch_trains_shared_turns_with_the_value_of_their_leaves():
+    config = RLConfig(batch_size=4, rollouts_per_example=4, micro_batch_size=4, share_prompts=True)
+    batch = build([branched()], [], config)
+    samples = [sample for part in batch.samples_G[0] for sample in part.samples]
+    trained = [sample.advantages[sample.loss_mask].tolist() for sample in samples]
+    # the first turn is worth .5, against the roots' mean of .25; after it 1 and 0, against .5
+    assert trained == [[0.25] * 2 + [0.5] * 4, [0.25] * 2 + [-0.5] * 2, [-0.25] * 2, [0.0] * 2]
+    np.testing.assert_allclose(batch.advantages_G[0], [(0.25 + 1) / 3, -0.125, -0.25, 0.0])
+    tokens = sum(row.num_computed for row in batch.rows_R[0])
+    assert tokens < sum(sample.num_tokens for sample in samples)  # computed once
+
+
+def test_without_its_parent_in_the_group_a_branch_is_a_rollout_of_its_own():
+    group = branched()
+    alone = replace(group, rollouts=group.rollouts[1:])
+    flat = replace(group, rollouts=tuple(replace(r, fork=None) for r in alone.rollouts))
+    config = RLConfig(batch_size=3, rollouts_per_example=3, micro_batch_size=3)
+    first, second = (build([each], [], config).advantages_G[0] for each in (alone, flat))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_a_checkpoint_has_each_shared_turn_once(tmp_path):
+    state = PipelineState(ready=[branched()])
+    save_pipeline(tmp_path, state, 1, {})
+    text = (tmp_path / "pending.jsonl").read_text()
+    rows = decode_json(text.splitlines()[0])["rollouts"]
+    assert [len(row["trajectory"]) for row in rows] == [3, 1, 1, 1]
+    (read,) = load_pipeline(tmp_path)[0].ready
+    assert [r.fork for r in read.rollouts] == [r.fork for r in branched().rollouts]
+    for saved, given in zip(read.rollouts, branched().rollouts, strict=True):
+        assert saved.transcript.to_json() == given.transcript.to_json()
+        assert [b.token_ids.tolist() for b in saved.transcript.branches()] == [
+            b.token_ids.tolist() for b in given.transcript.branches()
+        ]

@@ -41,17 +41,17 @@ def _without_shared(
 ) -> dict[str, Any]:
     num_messages = _num_equal(parent.get("completion"), row.get("completion"))
     shared: dict[str, Any] = {"rows_back": rows_back, "messages": num_messages}
-    own: dict[str, Any] = {SHARED: shared}
+    changes: dict[str, Any] = {SHARED: shared}
     if num_messages:
-        own["completion"] = row["completion"][num_messages:]
+        changes["completion"] = row["completion"][num_messages:]
     steps, parents = row.get("trajectory"), parent.get("trajectory")
     if steps and parents:
-        own["trajectory"] = steps[turn:]
+        changes["trajectory"] = steps[turn:]
         shared["turns"] = [
             {name: value for name, value in step.items() if name not in old or old[name] != value}
             for step, old in zip(steps[:turn], parents, strict=False)
         ]
-    return {**row, **own}
+    return {**row, **changes}
 
 
 def _num_equal(before: Any, now: Any) -> int:

@@ -4,6 +4,7 @@ the rest of it."""
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ NUMBERS = (
     "attempts",
     "trained",
     "tree",
+    "fork_turn",
 )
 """Numeric columns; an unknown value is NaN."""
 NAMES = tuple(DECLARED_NAMES)
@@ -136,6 +138,7 @@ def _values_of(head: Any) -> tuple[object, ...]:
         number(head.attempts),
         number(head.trained),
         tree_number(head.fork),
+        math.nan if head.fork is None else number(head.fork["turn"]),
         *names.values(),
         cause,
         "\n".join(head.served_models or ()) if head.completion else None,

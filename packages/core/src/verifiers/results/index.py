@@ -153,7 +153,7 @@ class RowIndex:
 
     def _read(self, deadline: float, last_row: float) -> None:
         for ends, bodies in self._writes():
-            for end, body in zip(ends, _whole(bodies, self.path), strict=True):
+            for end, body in zip(ends, _completed(bodies, self.path), strict=True):
                 if body:
                     self._add(body, end)
             self.end = ends[-1]
@@ -385,7 +385,7 @@ class RowIndex:
         self.keys.extend(columns.pop("rollout_key"))
 
 
-def _whole(bodies: list[bytes], path: Path) -> list[bytes]:
+def _completed(bodies: list[bytes], path: Path) -> list[bytes]:
     """The rows of a write, those of branches with what they share with their parents."""
     if not any(SHARED_MARK in body for body in bodies):
         return bodies

@@ -11,8 +11,6 @@ first rollout has ended, so that a snapshot is taken before every turn and the b
 from __future__ import annotations
 
 import asyncio
-import functools
-import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -40,8 +38,7 @@ class Branching:
     at: int | str | Worth
     """The number of the turn that each branch takes anew, at least 1 (0 is the first turn);
     ``"entropy"`` for the turn whose sampled tokens have the highest entropy (estimated by their
-    mean negative log-probability); or a function of a turn, also as ``"module:function"``: the turn
-    of its highest value."""
+    mean negative log-probability); or a function of a turn: the turn of its highest value."""
     branches: int
     """Rollouts of a tree, the first included; at least 2."""
     tokens: int | None = None
@@ -51,7 +48,7 @@ class Branching:
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.at, int) and not isinstance(self.at, bool)
-        if not (is_number or isinstance(self.at, str) or callable(self.at)) or (
+        if not (is_number or self.at == ENTROPY or callable(self.at)) or (
             is_number and self.at < 1  # type: ignore[operator]
         ):
             raise ConfigError(
@@ -68,7 +65,6 @@ class Branching:
                     f"branching: {name}={value!r} must be a whole number from {least} on",
                     key="branching",
                 )
-        _ = self.worth  # an unknown function is found before the first rollout
 
     @classmethod
     def of(cls, value: object) -> Branching | None:
@@ -96,18 +92,16 @@ class Branching:
     @property
     def worth(self) -> Worth:
         """How much a turn is worth to be taken anew."""
-        if isinstance(self.at, str):
-            return entropy if self.at == ENTROPY else _function(self.at)
-        return self.at if callable(self.at) else lambda turn: 0.0
+        return self.at if callable(self.at) else entropy
 
     def num_branches(self, rollout: list[Turn], turn: int, num_siblings: int, tokens: float) -> int:
         """How many of ``num_siblings`` leave a rollout at ``turn``, where these and it may sample
         ``tokens``: a rollout of its own is expected to cost as much as this one."""
         costs = [len(each.completion_ids) for each in rollout]
-        shared, whole = sum(costs[:turn]), sum(costs)
+        shared, in_all = sum(costs[:turn]), sum(costs)
         if not shared:
             return num_siblings
-        spare = tokens - whole - num_siblings * (whole - shared)
+        spare = tokens - in_all - num_siblings * (in_all - shared)
         return num_siblings - min(num_siblings, max(0, int(spare // shared)))
 
 
@@ -119,22 +113,6 @@ def entropy(turn: Any) -> float:
     """
     logprobs = turn.sampler_logprobs
     return -float(logprobs.mean()) if len(logprobs) else math.nan
-
-
-@functools.lru_cache(maxsize=64)
-def _function(name: str) -> Worth:
-    module, _, attribute = name.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"branching: at={name!r} is neither 'entropy' nor an importable 'module:function'"
-            f" ({error})",
-            key="branching",
-        ) from error
-    if not callable(function):
-        raise ConfigError(f"branching: at={name!r} is no function", key="branching")
-    return function  # type: ignore[no-any-return]
 
 
 class Snapshots:
@@ -188,7 +166,7 @@ class Snapshots:
         await cleaned_up([snapshot] if snapshot is not None else [])
 
     async def close(self) -> None:
-        """Close the snapshots that no branch goes on from."""
+        """Close the snapshots that no branch continues."""
         unused = [state for state in (self.best, self._newest) if state is not None]
         self.best = self._newest = None
         await cleaned_up(unused)

@@ -24,7 +24,7 @@ from verifiers.rollouts.state import OF_THE_RUN, State
 from verifiers.rollouts.values import Timing
 
 OF_A_CONVERSATION = "final_"
-"""Prefix of counts of usage that describe the conversation, which a branch goes on with."""
+"""Prefix of counts of usage that describe the conversation, which a branch continues."""
 
 
 async def forked(state: State, n: int) -> list[State]:

@@ -70,22 +70,22 @@ async def grow(
             # 1. the first rollout, at least up to the fork
             running = group.create_task(generate(env, first, limit_s))
             if branching.tokens is None and branching.turn is not None:
-                taken = group.create_task(snapshots.is_taken.wait())
-                await asyncio.wait((running, taken), return_when=asyncio.FIRST_COMPLETED)
-                taken.cancel()
+                forked = group.create_task(snapshots.is_taken.wait())
+                await asyncio.wait((running, forked), return_when=asyncio.FIRST_COMPLETED)
+                forked.cancel()
             else:
                 await asyncio.wait((running,))
                 await snapshots.judge(first)
             # 2. its branches, and where there are none rollouts of their own
-            others = await _others(branching, job, new, first, snapshots)
-            for state in others:
+            further = await _others(branching, job, new, first, snapshots)
+            for state in further:
                 if state.record.error is None:
                     group.create_task(generate(env, state, limit_s))
     except BaseExceptionGroup as failures:
         raise first_leaf(failures) from failures
     finally:
         await snapshots.close()
-    first.before_call, first.branches = None, tuple(others)
+    first.before_call, first.branches = None, tuple(further)
     first.record.fork = Fork(job.sibling)
     return first
 

@@ -94,15 +94,15 @@ class Siblings:
         """The rewards of a segment's turns [turns], and the return that follows them, at its last
         turn: means over the known leaves."""
         returns, start, end = self.returns(gamma), segment.start, segment.end
-        known = [
+        leaves = [
             n for n in segment.leaves if not np.isnan(np.append(returns[n], self.values[n])).any()
         ]
-        if not known:
+        if not leaves:
             return np.zeros(end - start), math.nan
         further = [
-            gamma * returns[n][end] if len(returns[n]) > end else self.values[n] for n in known
+            gamma * returns[n][end] if len(returns[n]) > end else self.values[n] for n in leaves
         ]
-        rewards = np.mean([self.turn_rewards[n][start:end] for n in known], axis=0)
+        rewards = np.mean([self.turn_rewards[n][start:end] for n in leaves], axis=0)
         return rewards, float(np.mean(further))
 
     def returns(self, gamma: float) -> list[np.ndarray]:
@@ -192,11 +192,11 @@ def _on_paths(
     if part.tree is None:
         return credited[0][1]
     paths = [np.full(num_turns, math.nan) for num_turns in part.tree.num_turns]
-    known = is_known(part.values)
+    is_compared = is_known(part.values)
     for segments, advantages in credited:
         for segment, advantage in zip(segments, advantages, strict=True):
             for leaf in segment.leaves:
-                if known[leaf]:
+                if is_compared[leaf]:
                     paths[leaf][segment.start : segment.end] = advantage
     return list(paths)
 

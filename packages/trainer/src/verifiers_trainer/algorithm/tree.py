@@ -66,25 +66,25 @@ class Tree:
         >>> [len(family) for family in Tree([-1, 0, 0], [0, 1, 1], [3, 2, 3]).families()]
         [1, 3]
         """
-        left = [self._left(number) for number in range(len(self.parents))]
+        origins = [self._left(number) for number in range(len(self.parents))]
         branches: dict[int, list[int]] = {}
-        for number, (parent, _) in enumerate(left):
+        for number, (parent, _) in enumerate(origins):
             branches.setdefault(parent, []).append(number)
 
         def below(number: int, after: int) -> tuple[int, ...]:
-            further = [b for b in branches.get(number, ()) if left[b][1] > after]
+            further = [b for b in branches.get(number, ()) if origins[b][1] > after]
             return (number, *(leaf for branch in further for leaf in below(branch, -1)))
 
         def segment(number: int, start: int) -> Segment:
-            forks = (left[b][1] for b in branches.get(number, ()))
+            forks = (origins[b][1] for b in branches.get(number, ()))
             end = min((turn for turn in forks if turn > start), default=self.num_turns[number])
             return Segment(number, start, end, below(number, start))
 
         roots = branches.get(-1, [])
         families = [[segment(number, 0) for number in roots]]
         for number in range(len(self.parents)):
-            for turn in sorted({left[b][1] for b in branches.get(number, ())}):
-                members = [number, *(b for b in branches[number] if left[b][1] == turn)]
+            for turn in sorted({origins[b][1] for b in branches.get(number, ())}):
+                members = [number, *(b for b in branches[number] if origins[b][1] == turn)]
                 families.append([segment(member, turn) for member in members])
         return families
 
@@ -108,6 +108,6 @@ def mean_of_leaves(values: np.ndarray, family: Sequence[Segment]) -> np.ndarray:
     unknown = np.isnan(values.reshape(len(values), -1)).any(axis=1)
     means = np.full((len(family), *values.shape[1:]), np.nan)
     for position, segment in enumerate(family):
-        if known := [leaf for leaf in segment.leaves if not unknown[leaf]]:
-            means[position] = values[known].mean(axis=0)
+        if leaves := [leaf for leaf in segment.leaves if not unknown[leaf]]:
+            means[position] = values[leaves].mean(axis=0)
     return means

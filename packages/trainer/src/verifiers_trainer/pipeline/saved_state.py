@@ -128,8 +128,8 @@ def _reproducible(saved: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _group_from_json(saved: Mapping[str, Any]) -> Group:
-    whole = whole_rows(saved.get("rollouts", ()), f"group {saved['index']} of the checkpoint")
-    rollouts = [Rollout.from_json(rollout) for rollout in whole]
+    rows = whole_rows(saved.get("rollouts", ()), f"group {saved['index']} of the checkpoint")
+    rollouts = [Rollout.from_json(rollout) for rollout in rows]
     rollouts += [_older_rollout(record) for record in saved.get("records", ())]
     component = saved.get("component", "")  # absent in version 0.2.0
     facts = saved["index"], saved["example_id"], tuple(rollouts), saved["env"], saved["weights"]

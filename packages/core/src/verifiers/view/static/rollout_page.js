@@ -20,7 +20,8 @@ export async function rolloutPage(main, { parts, query }) {
   const rows = rowsOf(run, step);
   const row = which[0] === "example" ? await rowOf(rows, which[1], Number(which[2])) : Number(which[0]);
   const [rollout, described] = await Promise.all([ask("rollout", { run, step, row }), ask("run", { run })]);
-  const side = h("aside", { "aria-label": "scores" }, outline(rollout), facts(rollout));
+  const branches = h("div");
+  const side = h("aside", { "aria-label": "scores" }, outline(rollout), branches, facts(rollout));
   const bar = h("nav", { class: "pager", "aria-label": "rollouts" });
   replace(main, bar, h("div", { class: "rollout" }, transcript(rollout, { mark: view.q }), side));
   let order = [row];
@@ -76,6 +77,7 @@ export async function rolloutPage(main, { parts, query }) {
   drawBar();
   await rows.update();
   drawLabel();
+  replace(branches, tree(rows, row, place));
   if (view.q) await rows.search(view.q, () => {});
   try {
     if (view.where) await Promise.all(rows.filter(view.where).used.map((name) => rows.load(name)));
@@ -103,6 +105,24 @@ export async function rolloutPage(main, { parts, query }) {
     help: [["j k or arrows", "next, previous rollout of the list"], ["[ ]", "siblings of the example"], ["f", "next failure of the list"], ["y n", "label as right, wrong"], ["r", "fold reasoning"], ["l", "log-probabilities"], ["m", "fixed-width text"], ["v", "text as it was written, or drawn"], ["u", "back to the list"]],
     close: () => {},
   };
+}
+
+// The tree of a rollout that shares turns with siblings: a line for each, from where it left, and the mean reward of the rollouts through each first turn.
+function tree(rows, row, place) {
+  const number = rows.value("tree", row);
+  if (!isKnown(number)) return null;
+  const members = rows.siblings(row).filter((other) => rows.value("tree", other) === number);
+  if (members.length < 2) return null;
+  const rewards = members.map((other) => rows.value("reward", other)).filter(isKnown);
+  const mean = rewards.length ? rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length : null;
+  const line = (other) => {
+    const turn = rows.value("fork_turn", other);
+    const from = turn ? `${"   ".repeat(turn)}└─ from turn ${turn}` : "── from the prompt";
+    return h("li", null, h("a", { href: place(other), "aria-current": other === row ? "true" : null }, h("code", null, `${rows.siblingNumber(other)} ${from} `)), rewardChip(rows.value("reward", other), rewardRange(rows)));
+  };
+  return h("section", { class: "tree", "aria-label": "tree" }, h("h2", null, "Tree"),
+    h("p", { class: "facts" }, "worth of the shared turns, the mean of its rollouts: ", rewardChip(mean, rewardRange(rows))),
+    h("ul", null, members.map(line)));
 }
 
 async function rowOf(rows, example, sibling) {
