@@ -77,7 +77,7 @@ async def grow(
                 await asyncio.wait((running,))
                 await snapshots.judge(first)
             # 2. its branches, and where there are none rollouts of their own
-            further = await _others(branching, job, new, first, snapshots)
+            further = await _siblings_of(branching, job, new, first, snapshots)
             for state in further:
                 if state.record.error is None:
                     group.create_task(generate(env, state, limit_s))
@@ -90,7 +90,7 @@ async def grow(
     return first
 
 
-async def _others(
+async def _siblings_of(
     branching: Branching, job: Job, new: NewState, first: State, snapshots: Snapshots
 ) -> list[State]:
     """The further states of a tree, in the order of their siblings: branches of its first rollout,

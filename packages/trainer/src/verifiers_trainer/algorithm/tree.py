@@ -66,7 +66,7 @@ class Tree:
         >>> [len(family) for family in Tree([-1, 0, 0], [0, 1, 1], [3, 2, 3]).families()]
         [1, 3]
         """
-        origins = [self._left(number) for number in range(len(self.parents))]
+        origins = [self._origin(number) for number in range(len(self.parents))]
         branches: dict[int, list[int]] = {}
         for number, (parent, _) in enumerate(origins):
             branches.setdefault(parent, []).append(number)
@@ -88,7 +88,7 @@ class Tree:
                 families.append([segment(member, turn) for member in members])
         return families
 
-    def _left(self, number: int) -> tuple[int, int]:
+    def _origin(self, number: int) -> tuple[int, int]:
         """(rollout, turn) where a rollout left: of its ancestors the one that took the turn before;
         (-1, 0) if it shares none."""
         parent, turn = self.parents[number], self.turns[number]
