@@ -1,7 +1,7 @@
 """LoRA on a base in four bits beside LoRA on the same base in full: what a real model learns, and
 the memory of the base.
 
-    python benchmarks/trainer_quantized.py [--seeds 3] [--steps 32] [--keep FOLDER] [--quick] [--store]
+    python benchmarks/trainer_quantized.py [--seeds 3] [--steps 24] [--keep FOLDER] [--quick] [--store]
 
 SmolLM2-135M-Instruct learns to reply to the sum of two digits with the number alone, in float32,
 with `quantize = "nf4"` and without, from the same seeds, one process after another: the mean reward
@@ -111,7 +111,7 @@ def result_of(folder: Path, base: str, seed: int, args: Any) -> dict[str, Any]:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=32, help="optimizer steps, four to a batch")
+    parser.add_argument("--steps", type=int, default=24, help="optimizer steps, eight to a batch")
     parser.add_argument("--keep", type=Path, help="a folder for the results, which are reused")
     parser.add_argument("--job", type=json.loads, help="one training, as the script starts it")
     args = parse(parser)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import verifiers as vf
 from support.embedded import small_model
@@ -207,6 +208,23 @@ def test_by_the_text_route_of_a_server(tmp_path):
             )
             counts[history], _ = samples_per_rollout(trainer)
     assert (set(counts["template"]), set(counts["exact"])) == ({3}, {1})
+
+
+def test_ids_that_no_token_has_are_sampled_sent_back_and_trained(tmp_path):
+    """Vocabularies are padded: the head has more rows than the tokenizer has ids."""
+    model, tokenizer = small_model(), tokenizer_with()
+    weight = model.get_input_embeddings().weight.detach()
+    model.resize_token_embeddings(len(tokenizer) + 200)
+    with torch.no_grad():  # as likely as a letter each
+        letters = weight[torch.arange(200) % 20 + 40]
+        model.get_input_embeddings().weight[len(tokenizer) :] = letters
+    exact = {"model": model, "history": "exact", "max_off_policy_steps": 0}
+    log = run(trainer_with(tmp_path / "run", **exact))
+    assert max(step["sampler/log_ratio_abs"] for step in log.steps) < 1e-5
+    samples, records = samples_per_rollout(trainer_with(tmp_path / "records", **exact))
+    assert set(samples) == {1}
+    asked = [turn.prompt_ids for record in records for turn in record.turns[1:]]
+    assert max(int(ids.max()) for ids in asked) >= len(tokenizer)
 
 
 def test_a_template_that_forgets_is_no_warning_then(tmp_path, caplog):

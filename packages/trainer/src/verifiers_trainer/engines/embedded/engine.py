@@ -196,6 +196,7 @@ class EmbeddedEngine:
             served_model=self._served_model,
             max_seq_len=self._max_seq_len,
             eos_token_ids=_eos_token_ids(replica, tokenizer),
+            vocabulary=replica.config.get_text_config().vocab_size,
             version=self._version,
             description={
                 "version": metadata.version("verifiers-trainer"),

@@ -165,11 +165,6 @@ class ChatFormat:
                     start = index + 1
         return "".join([*pieces, self.decode(token_ids[start:])])
 
-    @property
-    def vocabulary(self) -> int:
-        """Number of token ids."""
-        return len(self._tokenizer)
-
     def opens_thought(self, prompt_ids: np.ndarray) -> bool:
         """Whether the prompt ends inside a ``<think>`` block opened by the template."""
         return (

@@ -68,6 +68,9 @@ class Serving:
     served_model: str
     max_seq_len: int
     eos_token_ids: tuple[int, ...]
+    vocabulary: int
+    """Number of token ids of the model: of a padded one more than its tokenizer has, and each may
+    be sampled, so that each may come back in a prompt."""
     version: Callable[[], int]
     description: dict[str, str]
     """Response of ``/version``."""
@@ -200,7 +203,7 @@ class Endpoint(ModelServer):
     def _text_prompt(self, prompt: object, is_truncated: bool) -> np.ndarray:
         if isinstance(prompt, str):
             return self._serving.chat.encode(prompt, is_truncated)
-        vocabulary = range(self._serving.chat.vocabulary)
+        vocabulary = range(self._serving.vocabulary)
         if not isinstance(prompt, list) or not all(
             type(token) is int and token in vocabulary for token in prompt
         ):
@@ -267,7 +270,7 @@ class Endpoint(ModelServer):
         fitted = [fit_prompt(prompt_ids, body, serving.max_seq_len) for prompt_ids in prompts]
         for prompt_ids in fitted:
             room = serving.max_seq_len - len(prompt_ids)
-            params = sampling_params(body, serving.eos_token_ids, room, serving.chat.vocabulary)
+            params = sampling_params(body, serving.eos_token_ids, room, serving.vocabulary)
             requests.append(
                 [GenerationRequest(f"cmpl-{next(self._ids)}", prompt_ids, each) for each in params]
             )
