@@ -19,11 +19,13 @@ from verifiers.rollouts.turn import Turn
 from verifiers.types import ModelRequest
 from verifiers_integrations.common import generate_group, peer_task
 from verifiers_integrations.tinker import TinkerClient, TinkerConfig, TinkerTrainer
-from verifiers_integrations.tinker.__main__ import main
+from verifiers_integrations.tinker.__main__ import main, read
 from verifiers_integrations.tinker.data import datum
+from verifiers_integrations.tinker.settings import AsInTrainer
 from verifiers_trainer.algorithm.packing import pack
 from verifiers_trainer.algorithm.samples import rollout_samples
 from verifiers_trainer.pipeline.schedule import PipelineState
+from verifiers_trainer.settings.fields import Settings
 
 
 @pytest.fixture(autouse=True)
@@ -214,6 +216,16 @@ def test_a_tool_environment_is_trained_on_what_the_model_said(tmp_path, service)
         ({"model": ""}, "model is missing"),
         ({"rollouts_per_example": 1}, "compares siblings"),
         ({"max_steps": 0}, "max_steps must be .*not 0"),
+        # by the line of the setting of vf-train
+        ({"oversample": 0.5}, "oversample must be a number from 1 to 1000, not 0.5"),
+        (
+            {"max_off_policy_steps": -1},
+            "max_off_policy_steps must be a whole number from 0 to 16, not -1",
+        ),
+        ({"min_group_fraction": 2}, "min_group_fraction must be a number .*not 2"),
+        ({"max_error_fraction": "all"}, "max_error_fraction must be a number .*not 'all'"),
+        ({"rollout_timeout": 0}, "rollout_timeout must be a number .*, or None, not 0"),
+        ({"no_signal_steps": -1}, "no_signal_steps must be a whole number .*not -1"),
     ],
 )
 def test_settings_are_refused_with_the_reason(tmp_path, settings, said):
@@ -228,6 +240,17 @@ def test_every_problem_is_said_at_once_and_names_are_checked(tmp_path):
         TinkerConfig.of({"model": "m", "learning_rat": 1.0})
     with pytest.raises(vf.ConfigError, match="TINKER_API_KEY only"):
         TinkerConfig.of({"model": "m", "api_key": "secret"})
+
+
+def test_a_setting_that_is_none_here_has_the_default_of_the_trainer():
+    settings, of_trainer = TinkerConfig(model="m"), Settings()
+    assert settings.stale_policy == of_trainer.stale_policy
+    for name in AsInTrainer.__annotations__.keys() - {"seed", "save_total_limit"}:
+        assert getattr(settings, name) == getattr(of_trainer, name)
+    with pytest.raises(AttributeError, match="TinkerConfig has no setting 'curiosity'"):
+        _ = settings.curiosity
+    with pytest.raises(TypeError):
+        TinkerConfig(model="m", stale_policy="drop")
 
 
 # --- the client
@@ -326,6 +349,23 @@ def load_environment():
     rows = [{"question": f"say {n}"} for n in range(6)]
     return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[letters]))
 """
+
+
+def test_the_command_reads_other_names_and_says_where_a_value_is_wrong(tmp_path):
+    file = tmp_path / "tinker.toml"
+    file.write_text(FILE, encoding="utf-8")
+    words = ["@", str(file), "--trainer.args.lr", "1e-3", "--env.args.deep.level=2"]
+    env_id, env_args, settings = read(words)
+    assert (env_id, env_args) == ("tinker-letters", {"deep": {"level": 2}})
+    assert (settings["learning_rate"], settings["max_steps"]) == (1e-3, 2)
+    file.write_text(FILE.replace("max_steps = 2", 'max_stps = 2\nseed = "x"'), encoding="utf-8")
+    with pytest.raises(vf.ConfigError) as caught:
+        read(["@", str(file)])
+    assert (
+        f"{file}:9: unknown key 'max_stps' in [trainer.args], did you mean \"max_steps\"?"
+        in str(caught.value)
+    )
+    assert f"{file}:10: seed in [trainer.args] must be a whole number, not 'x'" in str(caught.value)
 
 
 def test_the_command_trains_and_goes_on(tmp_path, service, capsys, monkeypatch):

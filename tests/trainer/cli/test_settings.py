@@ -247,6 +247,36 @@ def test_a_plain_setting_has_no_parts(read):
     ]
 
 
+@pytest.mark.parametrize(
+    ("word", "value", "says"),
+    [
+        ("--model.x", "1", "model is not a table; it must be a text that is not empty"),
+        ("--env.id.x", "1", "env.id is not a table; it must be a text that is not empty"),
+        ("--trainer.algorithm.x", "1", "trainer.algorithm is not a table; it must be one of rl, grpo"),
+        ("--sampling.temperature.x", "1", "temperature is not a table; it must be a number"),
+        ("--checkpoints.intervl", "1", "unknown key 'intervl' in [checkpoints], did you mean \"interval\"?"),
+        ("--model=", "", "model must be a text that is not empty, not ''"),
+    ],
+)  # fmt: skip
+def test_a_key_of_any_table_is_checked_by_its_annotation(read, word, value, says):
+    _, (problem,) = read(VF_RL, *filter(None, (word, value)))
+    assert says in problem
+
+
+def test_a_flag_of_the_hosted_layout_without_effect_says_why_in_any_run(read):
+    settings, problems = read(VF_RL, "--checkpoints.keep_cloud", "3", "--model", "2024")
+    assert (problems, settings.model) == ([], "2024")
+    assert "save_total_limit" in dict(settings.ignored)["checkpoints.keep_cloud"]
+    # in a file it is a key of the other layout
+    assert read(VF_RL + "\n[checkpoints]\nkeep_cloud = 3")[1] != []
+
+
+def test_a_flag_sets_an_entry_of_a_setting_of_the_server(read):
+    settings, problems = read(VF_RL, "--inference.args.hf_overrides.rope_theta", "5")
+    assert problems == []
+    assert settings.server_args["hf_overrides"] == {"rope_theta": 5}
+
+
 def test_several_environments_are_a_mixture_and_foreign_sections_are_refused_by_name(read):
     settings, problems = read('model = "m"\n[[env]]\nid = "a"\n[[env]]\nid = "b"')
     assert problems == []

@@ -16,12 +16,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from verifiers.cli.common.reader import raise_together
+from verifiers.cli.common.reader import raise_together, store
 from verifiers.environments.registry import load_environment
 from verifiers.errors import VerifiersError
 from verifiers.runtime.redaction import redacted_text
 from verifiers.runtime.terminal import escape_control
-from verifiers_integrations.tinker.settings import TinkerConfig
+from verifiers_integrations.tinker.settings import TinkerConfig, fields
+from verifiers_trainer.cli.settings import ARGS
 from verifiers_trainer.cli.sources import read_words
 
 USAGE = (
@@ -36,22 +37,21 @@ def read(words: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
     *Raises* ``ConfigError`` with every unknown key and its place.
     """
     assignments, problems = read_words(words)
-    env_id, env_args, settings = "", dict[str, Any](), dict[str, Any]()
+    env: dict[str, Any] = {"id": "", "args": {}}
+    of_run = []
     for entry in assignments:
-        if entry.path == ("env", "id"):
-            env_id = entry.value
-        elif entry.path[:2] == ("env", "args") and len(entry.path) == 3:
-            env_args[entry.path[2]] = entry.value
-        elif entry.path == ("model",) or (
-            entry.path[:2] == ("trainer", "args") and len(entry.path) == 3
-        ):
-            settings[entry.path[-1]] = entry.value
+        if entry.path == ("env", "id") or (entry.path[:2] == ("env", "args") and entry.path[2:]):
+            store(env, entry.path[1:], entry.value)
+        elif entry.path == ("model",) or (entry.path[:2] == ARGS and len(entry.path) == 3):
+            of_run.append(entry)
         else:
             problems.append(f"{entry.location}: {entry.key} is not a setting of a Tinker run")
-    if not env_id:
+    if not env["id"]:
         problems.append("env.id is missing")
+    latest = {entry.path[-1]: entry for entry in of_run}
+    settings = fields().read(latest.values(), "[trainer.args]", problems)
     raise_together(problems)
-    return env_id, env_args, settings
+    return env["id"], env["args"], settings
 
 
 def train(words: Sequence[str], fresh: bool) -> None:

@@ -1,8 +1,9 @@
 """``TinkerConfig``: the settings of a run on a Tinker service, all checked together.
 
-Settings with the meaning of a setting of ``RLConfig`` have its name and default. Settings with a
-default of the service (learning rate, rank of the adapter, other optimizer settings) are omitted
-from requests unless set.
+A setting with the meaning of a setting of ``RLConfig`` has its name, default and limits, from its
+line. A setting of ``RLConfig`` that is none here has its default there, for the pipeline that both
+have in common. Settings with a default of the service (learning rate, rank of the adapter, other
+optimizer settings) are omitted from requests unless set.
 """
 
 from __future__ import annotations
@@ -15,35 +16,62 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from verifiers.cli.common.reader import Fields
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords
-from verifiers.runtime.values import Range, describe, fits, parts
+from verifiers.runtime.values import Positive, parts
 from verifiers.storage.identity import Free
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.settings.batch_rules import UNCOMPARED
+from verifiers_trainer.settings.compat import RENAMED
 from verifiers_trainer.settings.fields import (
-    ALARMS,
-    LOGGING,
+    DECLARED,
     PLACEMENT,
     RUN_LENGTH,
     SAVING,
-    SPEED,
-    TIMEOUTS,
-    Aggregation,
     Count,
+    Settings,
     plain,
+    problem_of,
 )
 
-Positive = Annotated[float, Range(gt=0.0)]
+OF_TRAINER = Settings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsInTrainer:
+    """Settings that mean what they mean in ``RLConfig``, whose lines have their limits, texts and
+    rules of resuming."""
+
+    rollouts_per_example: int = OF_TRAINER.rollouts_per_example
+    batch_size: int = OF_TRAINER.batch_size
+    max_seq_len: int = OF_TRAINER.max_seq_len
+    max_tokens: int | None = OF_TRAINER.max_tokens
+    seed: int = 42
+    shuffle_dataset: bool = OF_TRAINER.shuffle_dataset
+    advantage: Any = OF_TRAINER.advantage
+    aggregation: str = OF_TRAINER.aggregation
+    max_off_policy_steps: int = OF_TRAINER.max_off_policy_steps
+    max_concurrent: int = OF_TRAINER.max_concurrent
+    generation_timeout: float = OF_TRAINER.generation_timeout
+    rollout_timeout: float | None = OF_TRAINER.rollout_timeout
+    zero_variance: Literal["drop", "keep"] = OF_TRAINER.zero_variance
+    oversample: float = OF_TRAINER.oversample
+    min_group_fraction: float = OF_TRAINER.min_group_fraction
+    max_error_fraction: float = OF_TRAINER.max_error_fraction
+    no_signal_steps: int | None = OF_TRAINER.no_signal_steps
+    overlong: Literal["mask", "drop"] = OF_TRAINER.overlong
+    mask_truncated_completions: bool = OF_TRAINER.mask_truncated_completions
+    zero_truncated_completions: bool = OF_TRAINER.zero_truncated_completions
+    save_total_limit: int | None = None
+    """Local folders; states saved at the service are not deleted."""
+    log_completions: bool = OF_TRAINER.log_completions
 
 
 @dataclass(frozen=True, slots=True)
-class TinkerConfig:
+class TinkerConfig(AsInTrainer):
     """Settings of ``TinkerTrainer``. *Raises* ``ConfigError`` with every problem."""
 
-    component: ClassVar[str] = "rl"
-    """The service has policy-gradient losses only."""
-    teacher: ClassVar[str | None] = None
     model: str = ""
     """Base model, by its name at the service."""
     base_url: Annotated[str | None, PLACEMENT] = None
@@ -62,63 +90,28 @@ class TinkerConfig:
     loss: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
     loss_config: dict[str, float] = field(default_factory=dict)
     """The service's ``loss_fn_config``; empty: its defaults."""
-
-    rollouts_per_example: Count = 16
-    batch_size: Count = 512
-    """Rollouts per optimizer step."""
-    max_steps: Annotated[Count, RUN_LENGTH] = 500
-    max_seq_len: Count = 2048
-    max_tokens: Count | None = None
-    """Maximum tokens of a turn; None = the remainder of ``max_seq_len``."""
+    max_steps: Annotated[Count, RUN_LENGTH] = OF_TRAINER.max_steps
     temperature: float = 1.0
     """Only 1.0: the service returns log-probabilities of the unprocessed distribution."""
     history: Literal["render", "exact"] = "render"
     tool_call_parser: str | None = "hermes"
-    seed: int = 42
-    shuffle_dataset: bool = True
-
-    advantage: Any = "mean"
-    """As in ``RLConfig``: a name, ``"mine.py:function"``, a function, or a class with a state."""
-    aggregation: Aggregation = "token_mean"
-    """Normalisation of the sum over tokens that the service minimises; applied to the
-    advantages."""
-    max_off_policy_steps: int = 1
-    max_concurrent: Annotated[Count, SPEED] = 1024
-    generation_timeout: Annotated[Positive, TIMEOUTS] = 600.0
-    rollout_timeout: Annotated[float | None, TIMEOUTS] = None
-    zero_variance: Literal["drop", "keep"] = "drop"
-    oversample: float = 2.0
-    min_group_fraction: float = 0.75
-    max_error_fraction: Annotated[float, ALARMS] = 0.5
-    no_signal_steps: Annotated[int | None, ALARMS] = None
-    overlong: Literal["mask", "drop"] = "mask"
-    mask_truncated_completions: bool = False
-    zero_truncated_completions: bool = False
-
     save_steps: Annotated[Count, SAVING] = 50
-    save_total_limit: Annotated[int | None, SAVING] = None
-    """Maximum number of local checkpoint folders; states saved at the service are not deleted."""
-    log_completions: Annotated[bool, LOGGING] = True
 
-    updates_per_batch: ClassVar[int] = 1
+    component: ClassVar[str] = "rl"
+    """The service has policy-gradient losses only."""
     steps_per_batch: ClassVar[int] = 1
-    negative_advantage_weight: ClassVar[float] = 1.0
-    deterministic: ClassVar[bool] = False
-    stale_policy: ClassVar[str] = "wait"
-    credit: ClassVar[str] = "rollout"
-    gamma: ClassVar[float] = 1.0
-    max_completion_len: ClassVar[int | None] = None
-    mask_env_responses: ClassVar[bool] = True
     packing: ClassVar[bool] = False
     share_prompts: ClassVar[bool] = False
     """A datum of the service is one sample."""
-    skip_solved: ClassVar[bool] = False
-    num_env_workers: ClassVar[int] = 0
-    env_worker_backend: ClassVar[str] = "process"
-    max_concurrent_scoring: ClassVar[int | None] = None
-    max_concurrent_tools: ClassVar[int | None] = None
     micro_batch_tokens: ClassVar[int] = 1
     world_size: ClassVar[int] = 1
+
+    def __getattr__(self, name: str) -> Any:
+        """A setting of ``RLConfig`` that is none here; Python calls this for missing attributes."""
+        try:
+            return getattr(OF_TRAINER, name)
+        except AttributeError:
+            raise AttributeError(f"TinkerConfig has no setting {name!r}") from None
 
     def __post_init__(self) -> None:
         if problems := self.problems():
@@ -138,7 +131,7 @@ class TinkerConfig:
             raise ConfigError(
                 "the key is read from TINKER_API_KEY only, not from a file: remove api_key"
             )
-        check_keywords(settings, _hints(), "a Tinker run")
+        check_keywords(settings, fields().hints, "a Tinker run")
         return cls(**settings)
 
     @property
@@ -160,24 +153,18 @@ class TinkerConfig:
 
     def decisive(self) -> dict[str, object]:
         """Return the settings that must match when a run is resumed."""
-        free = {
-            name
-            for name, hint in _hints().items()
-            if any(isinstance(part, Free) for part in parts(hint))
+        return {
+            name: plain(getattr(self, name))
+            for name, hint in fields().hints.items()
+            if not any(isinstance(part, Free) for part in parts(hint))
         }
-        names = (name for name in _hints() if name not in free)
-        return {name: plain(getattr(self, name)) for name in names}
 
     def problems(self) -> list[str]:
         """Return every violated rule as a sentence."""
         problems = [
-            f"{name} must be {describe(hint)}, not {getattr(self, name)!r}"
-            for name, hint in _hints().items()
-            if any(
-                isinstance(part, Range) or typing.get_origin(part) is Literal
-                for part in parts(hint)
-            )
-            and not fits(getattr(self, name), hint)
+            problem
+            for name, hint in fields().hints.items()
+            if (problem := problem_of(name, getattr(self, name), hint))
         ]
         try:
             ADVANTAGES.resolve(self.advantage)
@@ -207,7 +194,11 @@ class TinkerConfig:
 
 
 @functools.cache
-def _hints() -> dict[str, object]:
-    """Setting -> its annotation."""
-    hints = typing.get_type_hints(TinkerConfig, include_extras=True)
-    return {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
+def fields() -> Fields:
+    """The settings, with their annotations and other names."""
+    hints = {
+        name: DECLARED[name] if name in AsInTrainer.__annotations__ else hint
+        for name, hint in typing.get_type_hints(TinkerConfig, include_extras=True).items()
+        if typing.get_origin(hint) is not ClassVar
+    }
+    return Fields(hints, {alias: name for alias, name in RENAMED.items() if name in hints})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 from verifiers.cli.common.reader import raise_together
@@ -30,20 +30,13 @@ def check_first(words: Sequence[str], imports: bool = True) -> None:
     assignments, problems = read_words(words)
     settings, more = read_settings(assignments)
     problems_found: list[str | VerifiersError] = [*problems, *more]
-    problems_found += [
-        f"{_prefix(settings, problem)}{problem}" for problem in _value_problems(settings)
-    ]
+    problems_found += map(settings.at, _value_problems(settings))
     if missing := missing_folder(settings.model):
         problems_found.append(f"{settings.locations['model']}: {missing}")
     if imports:
         errors = _environment_errors(settings)
         problems_found += [f"{settings.locations['env.id']}: {error}" for error in errors]
     raise_together(problems_found)
-
-
-def _prefix(settings: TrainSettings, problem: str) -> str:
-    location = settings.locations.get(problem.split(" ", 1)[0])
-    return f"{location}: " if location else ""
 
 
 def _value_problems(settings: TrainSettings) -> list[str]:
@@ -69,15 +62,9 @@ def _value_problems(settings: TrainSettings) -> list[str]:
 
 
 def _environment_errors(settings: TrainSettings) -> Iterator[UsageError]:
-    tables: list[tuple[str, Mapping[str, object]]] = [
-        (table.id, table.args) for table in settings.mixture
-    ]
-    for env_id, args in tables or (
-        [(settings.env_id, settings.env_args)] if settings.env_id else []
-    ):
+    for table in settings.environments:
         try:
-            registry.check_arguments(
-                env_id, registry.import_loader(env_id, registry.find(env_id)), args
-            )
+            loader = registry.import_loader(table.id, registry.find(table.id))
+            registry.check_arguments(table.id, loader, table.args)
         except UsageError as error:
             yield error

@@ -138,19 +138,16 @@ def _read(
         problems, "[trainer.args]", lambda: _config_class(settings)(**settings.config)
     )
     if config is not None:
-        problems += [
-            _with_location(settings, problem)
-            for problem in config.private_copy().problems(config.world_size)
-        ]
+        problems += map(settings.at, config.private_copy().problems(config.world_size))
         problems += _folder_problems(Path(config.output_dir))
     return settings, config, problems
 
 
 def _load(settings: TrainSettings) -> Environment:
     """Load the environment, or the group of several."""
+    members = [load_environment(table.id, **table.args) for table in settings.environments]
     if not settings.mixture:
-        return load_environment(settings.env_id, **settings.env_args)
-    members = [load_environment(table.id, **table.args) for table in settings.mixture]
+        return members[0]
     return joined(members, [table.name for table in settings.mixture])
 
 
@@ -179,12 +176,6 @@ def _collect(problems: list[str], location: str, make: Callable[[], object]) -> 
     except (UsageError, ValueError, TypeError, ImportError) as error:
         problems.append(f"{location}: {error}")
         return None
-
-
-def _with_location(settings: TrainSettings, problem: str) -> str:
-    """Prefix a problem of ``RLConfig`` with the place of the setting that it starts with."""
-    location = settings.locations.get(problem.split(" ", 1)[0])
-    return f"{location}: {problem}" if location else problem
 
 
 def _folder_problems(folder: Path) -> list[str]:

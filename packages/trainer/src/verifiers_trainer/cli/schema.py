@@ -6,88 +6,51 @@ JSON knows no difference between 2 and 2.0, so a whole number may be written wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from verifiers.cli.common.reader import Fields
 from verifiers.cli.common.schema import array_schema, facts_of, file_schema, table_schema
-from verifiers.runtime.values import Number, adapter
-from verifiers_trainer.cli.server_flags import SETTINGS as SERVER_FLAGS
 from verifiers_trainer.cli.settings import (
+    ARGS,
     EVAL,
+    GPUS,
     HOSTED,
     HOSTED_IGNORED,
-    Algorithm,
+    TOP,
     EnvTable,
-    fields_of_args,
+    tables,
 )
 from verifiers_trainer.settings import compat
 from verifiers_trainer.settings.fields import DECLARED, Settings, Unsupported, mark
 
-TEXT = {"type": "string", "minLength": 1}
-
 
 def train_schema() -> str:
     """The schema as JSON text."""
-    args = _args()
-    gpus = adapter(Number).json_schema()
-    env = table_schema(Fields.of(EnvTable).schema(facts_of(EnvTable)))
-    properties: dict[str, object] = {
-        "model": TEXT | {"description": "Name or folder of the model."},
-        "env": {"anyOf": [env, array_schema(env | {"required": ["id"]})]},
-        "inference": table_schema(
-            {"gpus": gpus, "args": table_schema({flag: {} for flag in sorted(SERVER_FLAGS)})}
-        ),
-        "trainer": table_schema(
-            {
-                "gpus": gpus,
-                "algorithm": adapter(Algorithm).json_schema(),
-                "args": table_schema(args),
-            }
-        ),
-        "eval": table_schema(
-            {name.removeprefix(EVAL): args[name] for name in args if name.startswith(EVAL)}
-        ),
-        "wandb": {
-            "anyOf": [
-                table_schema({"project": {"type": "string"}, "name": {"type": "string"}}),
-                {"type": "boolean"},
-            ]
-        },
-        "ablation": array_schema({"type": "object", "required": ["sweep"]}),
-    }
-    of_hosted = _add_hosted(properties, args)
+    keys = {path: fields.schema({}) for path, fields in tables().items()}
+    keys[()]["model"]["description"] = "Name or folder of the model."
+    keys["env",] = tables()["env",].schema(facts_of(EnvTable))
+    args = keys[ARGS] = tables()[ARGS].schema(_facts_of_args())
+    for name, value in compat.UNCHANGING.items():  # has one value of another trainer's here
+        args.setdefault(name, {"const": value, "description": compat.INSTEAD.get(name)})
+    keys["eval",] = {name: args[EVAL + name] for name in keys["eval",]}
+    for *table, key in (*HOSTED, *HOSTED_IGNORED):
+        setting = HOSTED.get((*table, key))
+        keys[tuple(table)][key] = {} if setting is None else args[setting]
+    for path in sorted(tables().keys() - {(), ("env", "args")}, key=len, reverse=True):
+        keys[path[:-1]][path[-1]] = table_schema(keys[path])
+    file = keys[()]
+    file["env"] = {"anyOf": [file["env"], array_schema(file["env"] | {"required": ["id"]})]}
+    file["wandb"] = {"anyOf": [file["wandb"], {"type": "boolean"}]}
+    file["ablation"] = array_schema({"type": "object", "required": ["sweep"]})
     # one layout: beside [trainer] or [inference] there are no keys of the other
-    refused = {"properties": dict.fromkeys(sorted(of_hosted), False)}
-    rule = {"trainer": refused, "inference": refused}
-    return file_schema("vf-train", properties, dependentSchemas=rule)
+    refused = sorted({path[0] for path in (*HOSTED, *HOSTED_IGNORED)} - set(TOP))
+    rule = {table: {"properties": dict.fromkeys(refused, False)} for table in GPUS}
+    return file_schema("vf-train", file, dependentSchemas=rule)
 
 
-def _args() -> dict[str, Any]:
-    """The keys of ``[trainer.args]``, with those that only one value of a trainer's has here."""
+def _facts_of_args() -> dict[str, dict[str, Any]]:
+    """What is said of the keys of ``[trainer.args]``, and of those that have one value here."""
     facts = facts_of(Settings)
     for name in DECLARED.keys() - compat.GRPO_NAMES:
         if unsupported := mark(name, Unsupported):
             facts[name] = {"enum": list(unsupported.off), "description": unsupported.instead}
-    facts |= {name: {"description": why} for name, why in compat.WITHOUT_EFFECT.items()}
-    args = fields_of_args().schema(facts)
-    for name, value in compat.UNCHANGING.items():
-        if name not in args:
-            args[name] = {"const": value, "description": compat.INSTEAD[name]}
-    return args
-
-
-def _add_hosted(properties: dict[str, object], args: Mapping[str, object]) -> set[str]:
-    """Add the keys of the layout with top-level keys; returns those at its top."""
-    tops = set()
-    for path in (*HOSTED, *HOSTED_IGNORED):
-        *above, key = path
-        if above:
-            properties.setdefault(above[0], table_schema({}))
-        target = HOSTED.get(path)
-        value: Any = {} if target is None else args.get(target[-1], args.get(EVAL + target[-1]))
-        table: Any = properties[above[0]] if above else {"properties": properties}
-        (table if "properties" in table else table["anyOf"][0])["properties"].setdefault(key, value)
-        if path[0] not in ("env", "eval", "wandb"):
-            tops.add(path[0])
-    return tops
+    return facts | {name: {"description": why} for name, why in compat.WITHOUT_EFFECT.items()}

@@ -348,14 +348,11 @@ def _naming_the_way_out() -> Iterator[None]:
 
 def evaluation_command(plan: Plan, checkpoint: Path) -> str:
     """Return the command that evaluates a checkpoint in the environment of the run."""
-    table = plan.settings.mixture[0] if plan.settings.mixture else None
-    env_id, env_args = (
-        (table.id, table.args) if table else (plan.settings.env_id, plan.settings.env_args)
-    )
-    arguments = ["-a", json.dumps(dict(env_args))] if env_args else []
+    env = plan.settings.environments[0]
+    arguments = ["-a", json.dumps(env.args)] if env.args else []
     max_tokens = plan.resolved.max_tokens
     limit = ["-t", str(max_tokens)] if max_tokens else []
-    return shlex.join(["vf-eval", env_id, "-m", str(checkpoint), *arguments, *limit])
+    return shlex.join(["vf-eval", env.id, "-m", str(checkpoint), *arguments, *limit])
 
 
 def _remove_unused(folder: Path, created: Sequence[Path]) -> None:
@@ -373,13 +370,9 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return the summary of the run that is known without the model."""
     config, settings = plan.resolved, plan.settings
     group, batch, micro = config.rollouts_per_example, config.batch_size, config.micro_batch_size
-    environments: list[tuple[str, Mapping[str, Any]]] = [
-        (table.id, table.args) for table in settings.mixture
-    ]
-    environments = environments or [(settings.env_id, settings.env_args)]
     calls = [
-        f"{env}({', '.join(f'{name}={value!r}' for name, value in redacted(args).items())})"
-        for env, args in environments
+        f"{env.id}({', '.join(f'{name}={value!r}' for name, value in redacted(env.args).items())})"
+        for env in settings.environments
     ]
     sampling = ", ".join(f"{name} {value}" for name, value in config.sampling().items())
     goes_on = adapter_folder(settings.model) is not None and not config.merge_adapter

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,55 +25,58 @@ from verifiers.environments.registry import find_recorded
 from verifiers.errors import ConfigError
 from verifiers.runtime.redaction import without_secrets
 from verifiers.runtime.suggest import SIMILAR, close_match
-from verifiers.runtime.values import FINITE, Range, describe, fits
+from verifiers.runtime.values import FINITE, Number, Range, describe, fits
 from verifiers.storage.directory import read_metadata
 from verifiers_trainer.cli.server_flags import SETTINGS as SERVER_FLAGS
 from verifiers_trainer.settings import compat
-from verifiers_trainer.settings.compat import known_names
 from verifiers_trainer.settings.fields import DECLARED, Settings, field_names
 
 if TYPE_CHECKING:
     from verifiers_trainer.settings.config import RLConfig
 
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-HOSTED: dict[tuple[str, ...], tuple[str, ...]] = {
+ARGS = ("trainer", "args")
+EVAL = "eval_"
+HOSTED: dict[tuple[str, ...], str] = {
     **{
-        (name,): ("trainer", "args", name)
-        for name in ("max_steps", "batch_size", "rollouts_per_example")
+        (name,): name
+        for name in (
+            *("max_steps", "batch_size", "rollouts_per_example", "learning_rate", "lora_alpha"),
+            *("loss", "teacher", "saved_runs", "min_reward", "max_per_example"),
+        )
     },
-    **{("sampling", name): ("trainer", "args", name) for name in SAMPLING},
-    **{(name,): ("trainer", "args", name) for name in ("learning_rate", "lora_alpha")},
-    **{(name,): ("trainer", "args", name) for name in ("loss", "teacher", "saved_runs")},
-    **{(name,): ("trainer", "args", name) for name in ("min_reward", "max_per_example")},
-    ("name",): ("trainer", "args", "run_name"),
-    ("oversampling_factor",): ("trainer", "args", "oversample"),
-    ("max_async_level",): ("trainer", "args", "max_off_policy_steps"),
-    ("checkpoints", "interval"): ("trainer", "args", "save_steps"),
-    ("eval", "interval"): ("eval", "steps"),
-    ("eval", "eval_base_model"): ("eval", "on_start"),
+    **{("sampling", name): name for name in SAMPLING},
+    ("name",): "run_name",
+    ("oversampling_factor",): "oversample",
+    ("max_async_level",): "max_off_policy_steps",
+    ("checkpoints", "interval"): "save_steps",
+    ("eval", "interval"): "eval_steps",
+    ("eval", "eval_base_model"): "eval_on_start",
 }
-"""Keys of the hosted format, and short options -> keys of ``vf-rl``. ``[wandb]`` is read from files
+"""Keys of the hosted format, and short options -> settings. ``[wandb]`` is read from files
 of both formats."""
 HOSTED_IGNORED: dict[tuple[str, ...], str] = {
     ("env_file",): "secrets are read from the environment of this process",
     ("env_files",): "secrets are read from the environment of this process",
-    (
-        "trajectory_strategy",
-    ): "turns that share a prefix are merged, the others are separate samples",
-    (
-        "checkpoints",
-        "keep_cloud",
-    ): "checkpoints are stored on disk only; trainer.args.save_total_limit bounds their number",
+    ("trajectory_strategy",): (
+        "turns that share a prefix are merged, the others are separate samples"
+    ),
+    ("checkpoints", "keep_cloud"): (
+        "checkpoints are stored on disk only; trainer.args.save_total_limit bounds their number"
+    ),
     ("wandb", "entity"): "set WANDB_ENTITY",
     ("eval", "env"): "evaluation uses the evaluation set of the training environment",
     ("val",): "[eval] configures the only evaluation during training",
 }
 """Keys of the hosted format without effect -> why."""
 PRIME_RL = ("environment", "orchestrator", "ckpt", "weight_broadcast", "slurm")
-EVAL = "eval_"
 Algorithm = Literal["rl", "grpo"]
 """Values of ``trainer.algorithm``: the defaults of ``RLConfig`` or of ``GRPOConfig``."""
 TOP = ("model", "env", "inference", "trainer", "eval", "wandb")
+GPUS = ("inference", "trainer")
+"""The components with ``gpus``."""
+Text = Annotated[str, Range(min_length=1)]
+Table = dict[str, Any]
 NO_SERVER = (
     "no inference server is started: the embedded engine samples from the trainer's own weights"
 )
@@ -84,7 +87,7 @@ class EnvTable:
     """One ``[[env]]`` of several: ``EnvTable("gsm8k", {"num_train_examples": 500},
     "gsm8k", 3.0)``."""
 
-    id: str
+    id: Text
     args: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     """Name in the metrics; default: the id without owner and version."""
@@ -125,6 +128,17 @@ class TrainSettings:
     gpus: Mapping[str, int] = field(default_factory=dict)
     """Number of devices for ``inference`` and for ``trainer``."""
 
+    @property
+    def environments(self) -> tuple[EnvTable, ...]:
+        """The environment, or those of the mixture; empty while none is named."""
+        alone = (EnvTable(self.env_id, dict(self.env_args)),) if self.env_id else ()
+        return self.mixture or alone
+
+    def at(self, problem: str) -> str:
+        """A problem, prefixed with the place of the setting that it starts with."""
+        location = self.locations.get(problem.split(" ", 1)[0])
+        return f"{location}: {problem}" if location else problem
+
 
 def read_settings(
     assignments: Sequence[Assignment], num_gpus: int = 0
@@ -135,25 +149,7 @@ def read_settings(
     ``num_gpus`` is the number of CUDA devices; the meaning of ``gpus`` depends on it. Imports no
     transformers.
     """
-    return _Reader(num_gpus).read(assignments)
-
-
-@functools.cache
-def _keys() -> dict[tuple[str, ...], Collection[str]]:
-    """Table -> its keys."""
-    return {
-        ("env",): ("id", "args", "weight"),
-        ("env", "args"): (),  # the environment's own, which its loader checks
-        ("inference",): ("gpus", "args"),
-        ("inference", "args"): SERVER_FLAGS,
-        ("trainer",): ("gpus", "algorithm", "args"),
-        ("trainer", "args"): known_names(),
-        ("eval",): tuple(
-            name.removeprefix(EVAL) for name in field_names() if name.startswith(EVAL)
-        ),
-        ("wandb",): ("project", "name"),
-        ("sampling",): SAMPLING,
-    }
+    return _Reader(num_gpus, is_hosted(assignments)).read(assignments)
 
 
 @functools.cache
@@ -170,222 +166,209 @@ def fields_of_args() -> Fields:
     return Fields(hints, compat.RENAMED)
 
 
-def _type_of(name: str) -> object:
-    """The annotation of a setting under any of its names."""
-    fields = fields_of_args()
-    return fields.hints[fields.aliases.get(name, name)]
+@functools.cache
+def tables() -> Mapping[tuple[str, ...], Fields]:
+    """Every table of a file, in either layout, with its keys; ``()`` is the file itself. What is
+    read, the schema, and the tables whose keys are settings follow from it."""
+    args = fields_of_args()
+    of_hosted: dict[str, dict[str, Any]] = {}
+    for (table, *key), name in HOSTED.items():
+        if key and table not in TOP:
+            of_hosted.setdefault(table, {})[key[0]] = args.hint(name)
+    return {
+        (): Fields({"model": Text}),
+        ("env",): Fields.of(EnvTable),
+        ("env", "args"): Fields({}),  # the environment's own, which its loader checks
+        ("inference",): Fields({"gpus": Number, "args": Table}),
+        ("inference", "args"): Fields(dict.fromkeys(sorted(SERVER_FLAGS), Any)),
+        ("trainer",): Fields({"gpus": Number, "algorithm": Algorithm, "args": Table}),
+        ARGS: args,
+        ("eval",): Fields(
+            {n.removeprefix(EVAL): args.hints[n] for n in args.hints if n.startswith(EVAL)}
+        ),
+        ("wandb",): Fields({"project": str, "name": str}),
+        **{(table,): Fields(hints) for table, hints in of_hosted.items()},
+    }
 
 
 class _Reader:
-    def __init__(self, num_gpus: int):
-        self.num_gpus = num_gpus
+    """Puts each assignment, checked by the annotation of its key, into ``document``, whose layout
+    is that of ``vf-rl``."""
+
+    def __init__(self, num_gpus: int, hosted: bool):
+        self.num_gpus, self.hosted = num_gpus, hosted
+        self.document: dict[str, Any] = {}
+        for path in filter(None, tables()):
+            store(self.document, path, {})
+        self.args: dict[str, Any] = self.document["trainer"]["args"]
         self.problems: list[str] = []
         self.ignored: dict[str, str] = {}
         self.derived: dict[str, str] = {}
-        self.names: dict[str, str] = {}
-        self.env_args: dict[str, Any] = {}
-        self.mixture: list[EnvTable] = []
-        self.server_args: dict[str, Any] = {}
-        self.gpus: dict[str, int] = {}
-        self.config: dict[str, Any] = {}
         self.locations: dict[str, str] = {}
+        self.mixture: list[EnvTable] = []
         self.evaluates = False
-        self.algorithm: str | None = None
 
     def read(self, assignments: Sequence[Assignment]) -> tuple[TrainSettings, list[str]]:
-        hosted = is_hosted(assignments)
         in_files = {s.path[-1]: s.value for s in assignments if not s.is_flag}
         for setting in assignments:
-            if not setting.is_flag and compat.is_unset_warmup(setting.path[-1], in_files):
-                continue
-            if hosted and setting.path in HOSTED_IGNORED:
-                self.ignored[setting.key] = HOSTED_IGNORED[setting.path]
-            elif hosted or setting.is_flag:
-                self._take(replace(setting, path=HOSTED.get(setting.path, setting.path)), hosted)
-            else:
-                self._take(setting, hosted)
-        self._complete(hosted)
+            if setting.is_flag or not compat.is_unset_warmup(setting.path[-1], in_files):
+                self._take(setting)
+        self._complete()
+        env, trainer, inference = (self.document[name] for name in ("env", "trainer", "inference"))
         settings = TrainSettings(
-            self.names.get("model", ""),
-            self.names.get("env.id", ""),
-            self.env_args,
-            self.config,
-            self.algorithm or "rl",
+            self.document.get("model", ""),
+            env.get("id", ""),
+            env["args"],
+            trainer["args"],
+            trainer.get("algorithm", "rl"),
             tuple(self.ignored.items()),
             tuple(self.derived.items()),
             self.locations,
             tuple(self.mixture),
-            self.server_args,
-            self.gpus,
+            inference["args"],
+            {name: self.document[name]["gpus"] for name in GPUS if "gpus" in self.document[name]},
         )
         return settings, self.problems
 
-    def _take(self, setting: Assignment, hosted: bool) -> None:
+    def _take(self, setting: Assignment) -> None:
+        if (self.hosted or setting.is_flag) and setting.path in HOSTED_IGNORED:
+            self.ignored[setting.key] = HOSTED_IGNORED[setting.path]
+            return
+        setting = self._in_one_layout(setting)
+        table = max((path for path in tables() if path == setting.path[: len(path)]), key=len)
         match setting.path:
-            case ("model", *_):
-                self._name(setting, "model")
-            case ("env", "id"):
-                self._name(setting, "env.id")
-            case ("env", "args", _, *_):
-                store(self.env_args, setting.path[2:], setting.value)
-            case ("env", "weight" | "name"):
-                self.ignored[setting.key] = "there is one environment"
             case ("env",) if isinstance(setting.value, list) and len(setting.value) > 1:
                 self._environments(setting)
-            case ("trainer" | "inference", "gpus"):
-                self._gpus(setting)
-            case ("trainer", "algorithm"):
-                self.algorithm = self._checked(setting, Algorithm, setting.key)
-                self.derived.pop(setting.key, None)
-            case ("trainer", "args", name, *below) if name in known_names():
-                self._field(setting, name, below)
-            case ("trainer", "args", name, *_) if name in compat.INSTEAD:
-                try:
-                    compat.changing({name: setting.value}, "[trainer.args]")
-                except ConfigError as error:
-                    self._problem(setting, str(error))
-            case ("inference", "args", name) if name in SERVER_FLAGS:
-                self.server_args[name] = setting.value
-                self.ignored[setting.key] = NO_SERVER
-            case ("eval", name, *below) if name in _keys()["eval",]:
-                self.evaluates = True
-                self._field(setting, EVAL + name, below)
+            case ("env", "weight" | "name"):
+                self.ignored[setting.key] = "there is one environment"
+            case ("env", "args", _, *_):
+                store(self.document, setting.path, setting.value)
             case ("wandb",) if isinstance(setting.value, bool):  # ``--wandb`` and ``--no-wandb``
-                self.config["report_to"] = "wandb" if setting.value else "none"
-            case ("wandb", "project" | "name"):
-                if (name := self._checked(setting, str, setting.key)) is not None:
-                    self.names[setting.key] = name
-            case path if path in _keys():
+                self.args["report_to"] = "wandb" if setting.value else "none"
+            case path if path == table:
                 self._problem(setting, f"{setting.key} must be a table, not {setting.value!r}")
             case path if path in HOSTED:
                 self._problem(
                     setting,
                     f"{setting.key} is a key of the layout with top-level keys; beside [trainer] or"
-                    f' [inference] it is "{".".join(HOSTED[path])}": a file has one layout',
+                    f' [inference] it is "{".".join((*ARGS, HOSTED[path]))}": a file has one layout',
                 )
-            case (top, *_) if top in TOP or (top == "sampling" and len(setting.path) == 2):
-                self._unknown(setting)
+            case path if tables()[table].hint(path[len(table)]) is not None:
+                self._known(setting, table, *path[len(table) :])
+            case _ if table:
+                self._unknown(setting, table)
             case _:
-                self._unknown_at_top(setting, hosted)
+                self._unknown_at_top(setting)
+
+    def _in_one_layout(self, setting: Assignment) -> Assignment:
+        """The assignment under its key in the layout of ``vf-rl``, and not in [eval]."""
+        path = setting.path
+        if self.hosted or setting.is_flag:
+            for depth in (1, 2):
+                if name := HOSTED.get(path[:depth]):
+                    path = (*ARGS, name, *path[depth:])
+                    break
+        if path[0] == "eval" and tables()["eval",].hint("".join(path[1:2])) is not None:
+            path = (*ARGS, EVAL + path[1], *path[2:])
+        self.evaluates |= path[0] != setting.path[0] == "eval"
+        return replace(setting, path=path)
 
     # --- values -----------------------------------------------------------------------------------
 
-    def _environments(self, setting: Assignment) -> None:
-        """Read several ``[[env]]`` tables."""
-        self.mixture = _env_tables(setting, self.problems)
-        self.names["env.id"], self.locations["env.id"] = (
-            " + ".join(table.name for table in self.mixture),
-            setting.location,
-        )
-        if any(table.weight is not None for table in self.mixture):
-            weights = {
-                table.name: 1.0 if table.weight is None else table.weight for table in self.mixture
-            }
-            self.config.setdefault("env_weights", weights)
-
-    def _name(self, setting: Assignment, key: str) -> None:
-        self.locations[key] = setting.location
-        if isinstance(setting.value, str) and setting.value and setting.key == key:
-            self.names[key] = setting.value
-        else:
-            self._problem(setting, f"{key} must be a string, not {setting.value!r}")
-
-    def _gpus(self, setting: Assignment) -> None:
-        number = self._checked(setting, Annotated[int, Range(ge=0)], setting.key)
-        if number is None:
+    def _known(self, setting: Assignment, table: tuple[str, ...], name: str, *below: str) -> None:
+        """Store the value of a key, or of an entry ``below`` it."""
+        label = name if table == ARGS else ".".join((*table, name))
+        hint, value = tables()[table].hint(name), setting.value
+        self.locations[label] = setting.location
+        try:
+            if not below:
+                value = accept(setting, hint)
+            elif not fits({}, hint):
+                raise ValueError(f"is not a table; it must be {describe(hint)}")
+        except ValueError as error:
+            self._problem(setting, f"{label} {error}")
             return
-        self.gpus[setting.path[0]] = number
-        if self.num_gpus == 0:
-            self.ignored[setting.key] = (
-                "there is no CUDA device: everything runs in one process on the CPU"
-            )
-        elif setting.path[0] == "inference":
-            self.ignored[setting.key] = NO_SERVER
-
-    def _field(self, setting: Assignment, name: str, below: Sequence[str]) -> None:
-        """Store a field of ``RLConfig``, or its entry ``below``."""
-        hint = _type_of(name)
-        value = setting.value
-        if not below:
-            value = self._checked(setting, hint, name)
-            if value is None:
-                return
-        elif not fits({}, hint):
-            self._problem(setting, f"{name} is not a table; it must be {describe(hint)}")
+        if reason := self._why_without_effect(*table, name):
+            self.ignored[setting.key] = reason
+        if table != ARGS:
+            store(self.document, setting.path, value)
+        elif name in compat.WITHOUT_EFFECT:
             return
-        self.locations[name] = setting.location
-        if name in compat.GRPO_NAMES and self.algorithm is None:
-            self.algorithm, self.derived["trainer.algorithm"] = (
-                "grpo",
-                f"{name} is a setting of GRPO",
-            )
-        if name in compat.WITHOUT_EFFECT:
-            self.ignored[setting.key] = compat.WITHOUT_EFFECT[name]
         elif below:
-            store(self.config, (compat.RENAMED.get(name, name), *below), value)
+            store(self.args, (compat.RENAMED.get(name, name), *below), value)
         else:
             self._translated(setting, name, value)
+
+    def _why_without_effect(self, *path: str) -> str | None:
+        if path[-1] == "gpus" and self.num_gpus == 0:
+            return "there is no CUDA device: everything runs in one process on the CPU"
+        return NO_SERVER if path[0] == "inference" else compat.WITHOUT_EFFECT.get(path[-1])
 
     def _translated(self, setting: Assignment, name: str, value: object) -> None:
         """Store a value under the canonical names of its setting."""
         try:
             fields = compat.settings_of(
-                name, value, lambda field: self.config.get(field, getattr(Settings, field, None))
+                name, value, lambda field: self.args.get(field, getattr(Settings, field, None))
             )
         except ConfigError as error:
             self._problem(setting, str(error))
             return
         duplicates = {second for _, second in compat.DUPLICATES}
-        for field_name, field_value in fields.items():
-            if field_name not in duplicates:
-                self.config[field_name], self.locations[field_name] = field_value, setting.location
+        for field_name in [name for name in fields if name not in duplicates]:
+            self.args[field_name], self.locations[field_name] = fields[field_name], setting.location
 
-    def _checked(self, setting: Assignment, hint: object, name: str) -> Any:
-        """Convert the value to the type ``hint``; None, which TOML cannot express, after reporting
-        a problem."""
-        try:
-            return accept(setting, hint)
-        except ValueError as error:
-            self._problem(setting, f"{name} {error}")
-            return None
+    def _environments(self, setting: Assignment) -> None:
+        """Read several ``[[env]]`` tables."""
+        self.mixture = _env_tables(setting, self.problems)
+        self.document["env"]["id"] = " + ".join(table.name for table in self.mixture)
+        self.locations["env.id"] = setting.location
+        if any(table.weight is not None for table in self.mixture):
+            weights = {
+                table.name: 1.0 if table.weight is None else table.weight for table in self.mixture
+            }
+            self.args.setdefault("env_weights", weights)
 
     def _environment_of(self, runs: str | Sequence[str]) -> None:
         """Take the environment of the first saved run, which its metadata names."""
         first = runs if isinstance(runs, str) else next(iter(runs), "")
+        location = f"{self.locations['saved_runs']}: saved_runs"
         if not Path(first).exists():
-            self.problems.append(
-                f"{self.locations['saved_runs']}: saved_runs: there is no folder {first}"
-            )
+            self.problems.append(f"{location}: there is no folder {first}")
         stored = read_metadata(Path(first)) or {}
         if env_id := stored.get("env_id"):
+            self.locations["env.id"] = first
             try:
                 find_recorded(env_id, first, f"--env.id {env_id}")
             except ConfigError as error:
-                self.problems.append(f"{self.locations['saved_runs']}: saved_runs: {error}")
-                self.locations["env.id"] = first
+                self.problems.append(f"{location}: {error}")
                 return
-            self.names["env.id"], self.locations["env.id"] = env_id, first
-            self.env_args = {**(stored.get("env_args") or {}), **self.env_args}
+            args = {**(stored.get("env_args") or {}), **self.document["env"]["args"]}
+            self.document["env"] = {"id": env_id, "args": args}
             self.derived["env.id"] = f"the environment of {first}"
 
-    def _complete(self, hosted: bool) -> None:
-        if "env.id" not in self.locations and (runs := self.config.get("saved_runs")):
+    def _complete(self) -> None:
+        args = self.args
+        of_grpo = next((name for name in self.locations if name in compat.GRPO_NAMES), None)
+        if of_grpo and "algorithm" not in self.document["trainer"]:
+            self.document["trainer"]["algorithm"] = "grpo"
+            self.derived["trainer.algorithm"] = f"{of_grpo} is a setting of GRPO"
+        if "env.id" not in self.locations and (runs := args.get("saved_runs")):
             self._environment_of(runs)
         for key, example in (("model", "model = …"), ("env.id", "[env] id = …")):
             if key not in self.locations:
                 self.problems.append(
                     f"{key} is missing: write {example} in the file, or give --{key}"
                 )
-        for key, name in (("wandb.project", "project"), ("wandb.name", "run_name")):
-            if key in self.names:
-                self.config.setdefault(name, self.names[key])
-                self.config.setdefault("report_to", "wandb")
-        if self.evaluates and "eval_strategy" not in self.config:
-            self.config["eval_strategy"] = "steps"
+        for key, name in (("project", "project"), ("name", "run_name")):
+            if key in self.document["wandb"]:
+                args.setdefault(name, self.document["wandb"][key])
+                args.setdefault("report_to", "wandb")
+        if self.evaluates and "eval_strategy" not in args:
+            args["eval_strategy"] = "steps"
             self.derived["eval.strategy"] = "there is an [eval] section"
-        batch: Any = self.config.get("batch_size", 0)
-        if hosted and "micro_batch_size" not in self.config and batch > 0:
-            self.config["micro_batch_size"] = max(n for n in range(1, 9) if batch % n == 0)
+        batch: Any = args.get("batch_size", 0)
+        if self.hosted and "micro_batch_size" not in args and batch > 0:
+            args["micro_batch_size"] = max(n for n in range(1, 9) if batch % n == 0)
             self.derived["trainer.args.micro_batch_size"] = (
                 "the largest divisor of batch_size up to 8"
             )
@@ -395,48 +378,40 @@ class _Reader:
     def _problem(self, setting: Assignment, sentence: str) -> None:
         self.problems.append(setting.problem(sentence))
 
-    def _unknown(self, setting: Assignment) -> None:
+    def _unknown(self, setting: Assignment, table: tuple[str, ...]) -> None:
         """Report a key that its table does not have."""
-        depth = max(n for n in range(1, len(setting.path)) if setting.path[:n] in _keys())
-        table, wrong = setting.path[:depth], setting.path[depth]
-        keys, elsewhere = _keys()[table], ""
-        if wrong in keys:
-            self._problem(setting, f"{'.'.join((*table, wrong))} is not a table")
+        wrong, keys = setting.path[len(table)], tables()[table].names
+        if table == ARGS and wrong in compat.INSTEAD:
+            try:
+                compat.changing({wrong: setting.value}, "[trainer.args]")
+            except ConfigError as error:
+                self._problem(setting, str(error))
             return
-        if (
-            table != ("trainer", "args")
-            and wrong in compat.known_names()
-            and not close_match(wrong, keys, SIMILAR)
-        ):
-            keys, elsewhere = (), f'; it belongs in [trainer.args]: "trainer.args.{wrong}"'
+        elsewhere = ""
+        if wrong in compat.known_names() and not close_match(wrong, keys, SIMILAR):
+            keys, elsewhere = [], f'; it belongs in [trainer.args]: "trainer.args.{wrong}"'
         self._problem(setting, unknown_key(wrong, f"[{'.'.join(table)}]", keys) + elsewhere)
 
-    def _unknown_at_top(self, setting: Assignment, hosted: bool) -> None:
+    def _unknown_at_top(self, setting: Assignment) -> None:
         wrong = setting.path[0]
-        keys = list(dict.fromkeys([*TOP, *((keys[0] for keys in HOSTED) if hosted else ())]))
+        keys = [*TOP, *dict.fromkeys(path[0] for path in HOSTED if self.hosted)]
         flags = {flag.replace("-", "_"): flag for flag in FLAGS} if setting.is_flag else {}
-        if wrong == "sampling":
-            self._problem(setting, f"sampling must be a table, not {setting.value!r}")
-        elif wrong in PRIME_RL:
-            self._problem(setting, f"[{wrong}] is a table of prime-rl without a counterpart here")
+        sentence = f'there is no setting "{setting.key}"'
+        if wrong in PRIME_RL:
+            sentence = f"[{wrong}] is a table of prime-rl without a counterpart here"
         elif match := close_match(wrong, [*keys, *flags], SIMILAR):
             near = f"--{flags[match]}" if match in flags else match
-            self._problem(setting, f'there is no setting "{setting.key}", did you mean "{near}"?')
-        elif hosted and wrong in compat.known_names() and not setting.is_flag:
-            self._problem(
-                setting,
+            sentence += f', did you mean "{near}"?'
+        elif self.hosted and wrong in compat.known_names() and not setting.is_flag:
+            sentence = (
                 f"{setting.key} is not among the top-level keys of a file: write all settings of this"
-                f" file into [trainer.args], or give this one as --trainer.args.{wrong}",
+                f" file into [trainer.args], or give this one as --trainer.args.{wrong}"
             )
-        elif field_match := close_match(wrong, compat.known_names()):
-            self._problem(
-                setting,
-                f'there is no setting "{setting.key}", did you mean "trainer.args.{field_match}"?',
-            )
+        elif match := close_match(wrong, compat.known_names()):
+            sentence += f', did you mean "trainer.args.{match}"?'
         else:
-            self._problem(
-                setting, f'there is no setting "{setting.key}"; known are {", ".join(keys)}'
-            )
+            sentence += f"; known are {', '.join(dict.fromkeys(keys))}"
+        self._problem(setting, sentence)
 
 
 FLAGS = tuple(
@@ -471,7 +446,7 @@ def _env_tables(setting: Assignment, problems: list[str]) -> list[EnvTable]:
         before = len(problems)
         members = [Assignment((key,), value, setting.location) for key, value in table.items()]
         values = Fields.of(EnvTable).read(members, section, problems)
-        if table.get("id") in (None, ""):
+        if "id" not in table:
             problems.append(setting.problem(f"{section} needs an id"))
         if len(problems) == before:
             tables.append(EnvTable(**values))
@@ -527,7 +502,7 @@ def to_toml(settings: TrainSettings, config: RLConfig) -> str:
     if "run_name" not in explicit:
         filled["output_dir"] = config.output_dir
     tables, of_env = [], []
-    for table in settings.mixture or [EnvTable(settings.env_id, dict(settings.env_args))]:
+    for table in settings.environments:
         args, names = without_secrets(table.args, f"env.args of {table.id}: ")
         tables.append(replace(table, args=args).to_dict())
         of_env += names

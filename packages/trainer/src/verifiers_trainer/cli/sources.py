@@ -14,23 +14,12 @@ from verifiers.cli.common import reader
 from verifiers.cli.common.reader import Assignment, TomlFile, raise_together
 from verifiers.errors import ConfigError
 from verifiers_trainer.cli import prime_rl_files
+from verifiers_trainer.cli.settings import tables
 
 NO_ARGUMENTS = (
     "nothing to train: give a file, as in `vf-train configs/vf-train/tiny-cpu.toml`, or --model and"
     " --env.id; `vf-train quickstart` needs neither"
 )
-SECTIONS = frozenset(
-    {
-        ("env",),
-        ("env", "args"),
-        ("inference",),
-        ("inference", "args"),
-        ("trainer",),
-        ("trainer", "args"),
-    }
-    | {("eval",), ("sampling",), ("wandb",), ("checkpoints",)}
-)
-"""Tables whose keys are settings; any other table is one value."""
 PARTS = ("--trainer", "--orchestrator", "--inference")
 """Options of prime-rl before ``@ FILE``, one file per component."""
 GPUS = {"trainer-gpus": ("trainer", "gpus"), "inference-gpus": ("inference", "gpus")}
@@ -62,7 +51,7 @@ def _leaves(
             and isinstance(value[0], dict)
         ):
             value = value[0]  # one [[env]] is [env]
-        if path in SECTIONS and isinstance(value, dict):
+        if path in tables() and isinstance(value, dict):
             yield from _leaves(value, path)
         else:
             yield path, value
@@ -84,7 +73,7 @@ def read_arguments(words: Sequence[str]) -> tuple[list[str], list[Assignment], l
     assignments: list[Assignment] = []
     for setting in arguments.assignments:
         path = GPUS.get(setting.location.removeprefix("--"), setting.path)
-        if path in SECTIONS and isinstance(setting.value, dict):
+        if path in tables() and isinstance(setting.value, dict):
             assignments += [
                 Assignment(keys, value, setting.location)
                 for keys, value in _leaves(setting.value, path)

@@ -655,33 +655,30 @@ def mark(name: str, kind: type[Mark]) -> Mark | None:
     return next((part for part in PARTS.get(name, ()) if isinstance(part, kind)), None)
 
 
-def problem_of(name: str, value: object) -> str | None:
-    """Return why ``value`` is not allowed for the setting ``name``, by its line; None when it is.
-    Of a line without a range or choices every value is: transformers changes some of them.
+def problem_of(name: str, value: object, hint: object = None) -> str | None:
+    """Return why ``value`` is not allowed for the setting ``name``, by its line, or by the
+    annotation ``hint``; None when it is. Of a line without a range or choices every value is:
+    transformers changes some of them.
 
     >>> problem_of("temperature", 0.7), problem_of("top_k", None)
     (None, None)
     >>> problem_of("temperature", 0.0)
     'temperature must be a number from 1e-06 to 2, not 0.0'
     """
-    unsupported = mark(name, Unsupported)
+    hint = DECLARED.get(name) if hint is None else hint
+    kinds = list(parts(hint))
+    unsupported = next((kind for kind in kinds if isinstance(kind, Unsupported)), None)
     if unsupported is not None and value not in unsupported.off:
         return f"{name} is {value!r}, which this trainer does not support: {unsupported.instead}"
     value = value.value if isinstance(value, enum.Enum) else value
-    if name in LIMITED:
+    if any(isinstance(kind, Range) or get_origin(kind) is Literal for kind in kinds):
         try:
-            convert(value, DECLARED[name], in_python=True)
+            convert(value, hint, in_python=True)
         except ValueError as error:
             return f"{name} {error}"
     return None
 
 
-LIMITED = frozenset(
-    name
-    for name, kinds in PARTS.items()
-    if any(isinstance(kind, Range) or get_origin(kind) is Literal for kind in kinds)
-)
-"""Settings whose line has a range or choices."""
 RESHAPING = frozenset(name for name in DECLARED if mark(name, str) == RESHAPES)
 """Sampling arguments that make the sampled distribution differ from the trained distribution, on
 purpose."""

@@ -292,6 +292,15 @@ class Fields:
         }
         return cls(hints, aliases)
 
+    @property
+    def names(self) -> list[str]:
+        """Every name of a setting."""
+        return [*self.hints, *self.aliases]
+
+    def hint(self, key: str) -> Any:
+        """The annotation of a setting, by any of its names; None of an unknown key."""
+        return self.hints.get(self.aliases.get(key, key))
+
     def schema(self, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Key -> the JSON schema of its values. ``facts``: setting -> what else is said of it."""
         properties = {
@@ -320,7 +329,7 @@ class Fields:
             key = assignment.path[-1]
             name = self.aliases.get(key, key)
             if name not in self.hints:
-                choices = (*self.hints, *self.aliases, *also)
+                choices = (*self.names, *also)
                 problems.append(assignment.problem(unknown_key(key, section, choices)))
             elif name in values:
                 repeated = f"{key!r} in {section} repeats {name!r}"
