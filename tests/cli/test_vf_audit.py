@@ -74,6 +74,10 @@ def test_json_is_one_object_with_every_non_solution(vf_audit):
     assert content["oracle"]["reward"] == 1.0
     assert content["best_non_solution"]["reward"] == 1.0
     assert len(content["non_solutions"]) > 80
+    by_test = content["rfc_008"]["results"]
+    assert by_test["statistical.adversarial_floor"]["status"] == "fail"
+    assert by_test["semantic.oracle_max"]["status"] == "pass"
+    assert "vf-eval" in content["rfc_008"]["not_run"]["runtime.seed_control"]
 
 
 @pytest.mark.parametrize(

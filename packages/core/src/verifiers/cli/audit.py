@@ -34,7 +34,7 @@ ENV is an id or a path. The exit code is 1 when a way was found.
 """
 KEYS = (
     "environment errors warnings notes success_metric oracle non_solutions best_non_solution"
-    " profile num_rows num_rollouts seconds certificate kept"
+    " profile num_rows num_rollouts seconds certificate kept rfc_008"
 ).split()
 
 
@@ -43,6 +43,7 @@ def run(call: Call) -> None:
     from dataclasses import replace
 
     from verifiers.checks import audit_environment
+    from verifiers.checks.audit.rfc008 import rfc008
     from verifiers.cli.evaluate.options import EvalSettings, env_args_of
     from verifiers.cli.evaluate.planning import builder
 
@@ -70,6 +71,7 @@ def run(call: Call) -> None:
         call.facts["certificate"] = str(write_certificate(report, env_id))
     content = report.to_json()
     call.facts |= {key: content[key] for key in KEYS if key in content}
+    call.facts["rfc_008"] = rfc008(report)
     call.say(str(report))
     if path := call.facts.get("certificate"):
         call.note(f"vf-audit: certificate in {path}")
