@@ -254,7 +254,7 @@ class _Reader:
                     f' [inference] it is "{".".join((*ARGS, HOSTED[path]))}": a file has one layout',
                 )
             case path if tables()[table].hint(path[len(table)]) is not None:
-                self._known(setting, table, *path[len(table) :])
+                self._store_checked(setting, table, *path[len(table) :])
             case _ if table:
                 self._unknown(setting, table)
             case _:
@@ -275,7 +275,9 @@ class _Reader:
 
     # --- values -----------------------------------------------------------------------------------
 
-    def _known(self, setting: Assignment, table: tuple[str, ...], name: str, *below: str) -> None:
+    def _store_checked(
+        self, setting: Assignment, table: tuple[str, ...], name: str, *below: str
+    ) -> None:
         """Store the value of a key, or of an entry ``below`` it."""
         label = name if table == ARGS else ".".join((*table, name))
         hint, value = tables()[table].hint(name), setting.value

@@ -74,7 +74,7 @@ def rfc008(report: AuditReport) -> dict[str, Any]:
         numbers = measured[name]
         results[name] = {
             "status": _status(name, bool(of_test), numbers),
-            "measured": {key: _known(value) for key, value in numbers.items()},
+            "measured": {key: _finite_or_none(value) for key, value in numbers.items()},
             "evidence": [finding.message for finding in of_test],
             "remediation": [finding.fix for finding in of_test],
         }
@@ -134,5 +134,5 @@ def _status(name: str, has_finding: bool, numbers: Mapping[str, float]) -> str:
     return "pass"
 
 
-def _known(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
