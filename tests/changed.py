@@ -1,14 +1,15 @@
 """The test files that a change touches: ``python3 run.py test --changed [COMMIT]``.
 
-A changed Python file touches the tests that import it, inside functions and by ``vf.NAME`` too, and
-those in the folder that has its folder's name. A test imports a module too when it has its dotted
-name, its command (``vf-eval``) or its environment (``reverse-text``) as a string, since processes
-are started by these; what tests share is followed on to the tests. What reaches it through other
-modules alone is left to CI: followed to the end, nearly every module is reached by every test. Any
-other file of a package or of ``tests`` touches what stands beside it; the changelog touches
-nothing, a page at the top the tests of the docs, any other file there everything. The selection is
-for the time before a commit: what is imported by a computed name escapes it, and CI runs
-everything.
+A changed Python file touches the tests that import it, inside functions and by ``vf.NAME`` too, and,
+where it is no test itself, those of its distribution in the folder that has its folder's name; a
+``conftest.py`` touches those beneath it. A test imports a module too when it has its dotted name,
+its command (``vf-eval``) or its environment (``reverse-text``) as a string, since processes are
+started by these; what tests share is followed on to the tests. What reaches it through other modules
+alone is left to CI: followed to the end, nearly every module is reached by every test. Any other
+file of a package or of ``tests`` touches what stands beside it; the changelog touches nothing; a
+page touches the tests of the docs, which run the blocks of that page alone; any other file at the
+top touches everything. The selection is for the time before a commit: what is imported by a computed
+name escapes it, and CI runs everything.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ BASES = (
     *ROOT.glob("packages/envs/*/src"),
     *ROOT.glob("packages/envs/*"),
 )
+TESTS, BLOCKS = ROOT / "tests", ROOT / "tests/docs/test_blocks.py"
+DISTRIBUTIONS = {"agents", "core", "integrations", "sandboxes", "trainer"}
+OF_TOOLS = {"test_benchmarks", "test_changed", "test_forks", "test_mutation"}
+"""Tests of what imports or starts the product for a developer; other tests of the architecture read
+every source."""
 CHANGELOG = {ROOT / "CHANGELOG.md", ROOT / "changes"}
 WORDS = re.compile(r"[\w.-]+")
 
@@ -171,17 +177,28 @@ def tests_of(
         files[module] for module in dependents([modules[path] for path in python], importers, files)
     } & every
     for path in python:
-        chosen |= next(
-            filter(
-                None,
-                ({test for test in every if test.parent.name == up.name} for up in path.parents),
+        if path.name == "conftest.py":
+            chosen |= {test for test in every if path.parent in test.parents}
+        elif path not in every and not (TESTS in path.parents and importers.get(modules[path])):
+            candidates = {test for test in every if may_test(test, path)}
+            chosen |= next(
+                filter(
+                    None,
+                    (
+                        {test for test in candidates if test.parent.name == up.name}
+                        for up in path.parents
+                    ),
+                ),
+                set(),
             )
-        )
     for path in set(changed) - set(python):
         if path in CHANGELOG or CHANGELOG & set(path.parents):
             continue  # no test reads it
-        if path.suffix == ".md" and path.parent == ROOT:
-            chosen |= {test for test in every if test.parent == ROOT / "tests/docs"}
+        if path.suffix == ".md" and (
+            path.parent == ROOT or path.parent.parent == ROOT / "packages"
+        ):
+            chosen |= {test for test in every if test.parent == TESTS / "docs"}
+            chosen |= {test for test in every if "readme" in test.stem}
             continue
         folder = next(
             (base for base in path.parents if base in BASES or base == ROOT / "docs"), None
@@ -198,7 +215,39 @@ def tests_of(
         package = next(filter(None, beneath), [])
         chosen |= {test for test in every if beside in test.parents}
         chosen |= {files[module] for module in dependents(package, importers, files)} & every
-    return chosen | {test for test in every if test.parent.name == "architecture"}
+    rules = {test for test in every if test.parent.name == "architecture"}
+    rules -= {test for test in rules if test.stem in OF_TOOLS}
+    if not any(path.suffix == ".py" and has_pattern(path) for path in changed):
+        rules.discard(TESTS / "architecture/test_patterns.py")
+    return chosen | rules
+
+
+def may_test(test: Path, source: Path) -> bool:
+    """Not a test of another distribution, whose folders may have the same names."""
+    if (ROOT / "packages") not in source.parents or TESTS not in test.parents:
+        return True
+    folder, distribution = test.relative_to(TESTS).parts[0], source.relative_to(ROOT).parts[1]
+    return folder not in DISTRIBUTIONS or folder == distribution
+
+
+def has_pattern(path: Path) -> bool:
+    """Whether a source uses regular expressions, each of which is tried for its worst texts."""
+    return path.exists() and "re." in path.read_text(encoding="utf-8")
+
+
+def words_of(chosen: set[Path], without_pages: set[Path], pages: Iterable[Path]) -> list[str]:
+    """What pytest is given: of the pages of the docs, where nothing else wants all of them, those
+    that changed."""
+    if BLOCKS not in chosen or BLOCKS in without_pages:
+        return sorted(str(path.relative_to(ROOT)) for path in chosen)
+    names = [page.relative_to(ROOT / "docs").as_posix() for page in pages if page.exists()]
+    blocks = BLOCKS.relative_to(ROOT)
+    return [
+        *sorted(str(path.relative_to(ROOT)) for path in chosen - {BLOCKS}),
+        *(f"{blocks}::test_page_does_what_it_says[{name}]" for name in names),
+        f"{blocks}::test_every_link_leads_somewhere",
+        f"{blocks}::test_every_page_is_reached_from_the_index",
+    ]
 
 
 def changed_files(commit: str) -> Iterator[Path]:
@@ -225,9 +274,11 @@ def main() -> int:
         print(f"nothing differs from {commit}")
         return 0
     files = files_by_module()
-    chosen = tests_of(changed, files, importers_of(files))
-    tests = sorted(str(path.relative_to(ROOT)) for path in chosen)
-    print(f"{len(changed)} changed files touch {len(tests)} test files")
+    importers = importers_of(files)
+    pages = {path for path in changed if path.suffix == ".md" and ROOT / "docs" in path.parents}
+    chosen = tests_of(changed, files, importers)
+    tests = words_of(chosen, tests_of(changed - pages, files, importers), pages)
+    print(f"{len(changed)} changed files touch {len(chosen)} test files")
     pytest = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-m", "not slow and not gpu"]
     return subprocess.call([*pytest, *words, *tests], cwd=ROOT)
 

@@ -96,6 +96,49 @@ def test_the_changelog_touches_nothing_but_the_architecture(chosen, name):
     assert {Path(test).parent.name for test in chosen(name)} == {"architecture"}
 
 
+@pytest.mark.parametrize(
+    ("changed_file", "untouched"),
+    [
+        # another test of its folder; the trainer's folder of the same name; environments, which
+        # are tested in folders called "tests"
+        ("tests/trainer/run/test_own_loop.py", "tests/trainer/run/test_signals.py"),
+        (f"{CORE}/cli/scaffold.py", "tests/trainer/cli/test_cli_train.py"),
+        ("tests/support/zoo.py", "packages/envs/wordle/tests/test_wordle.py"),
+        ("packages/trainer/README.md", "tests/trainer/run/test_signals.py"),
+        # rules of the architecture that it cannot break
+        ("tests/view/test_tui.py", "tests/architecture/test_forks.py"),
+        ("changes/README.md", "tests/architecture/test_patterns.py"),
+    ],
+)
+def test_what_a_change_cannot_break_is_left_to_ci(chosen, changed_file, untouched):
+    assert (changed.ROOT / changed_file).exists()
+    assert (changed.ROOT / untouched).exists()
+    assert untouched not in chosen(changed_file)
+
+
+def test_tests_of_tools_run_with_their_tools(chosen):
+    assert "tests/architecture/test_forks.py" in chosen("tests/support/forks.py")
+    assert "tests/architecture/test_changed.py" in chosen("tests/changed.py")
+    assert "tests/architecture/test_patterns.py" in chosen(f"{CORE}/clients/failures.py")
+    assert "tests/trainer/test_trainer_readme.py" in chosen("packages/trainer/README.md")
+
+
+def test_a_conftest_touches_all_beneath_it(chosen):
+    assert len(chosen("tests/conftest.py")) > 300
+
+
+def test_of_the_pages_those_that_changed_are_run(graph):
+    page = changed.ROOT / "docs/concepts.md"
+    every = changed.tests_of([page], *graph)
+    blocks = "tests/docs/test_blocks.py"
+    words = changed.words_of(every, changed.tests_of([], *graph), [page])
+    assert f"{blocks}::test_page_does_what_it_says[concepts.md]" in words
+    assert f"{blocks}::test_every_link_leads_somewhere" in words
+    assert blocks not in words
+    # where something else wants all pages
+    assert blocks in changed.words_of(every, every, [page])
+
+
 def test_every_module_has_tests(graph):
     """Also those that are started by a computed name: by the folder of the same name."""
     files, importers = graph

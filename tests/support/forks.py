@@ -37,7 +37,6 @@ LONGEST_FIRST = (
     "tests/faults/test_journal_faults.py",
     "tests/faults/test_resume.py",
     "tests/trainer/policy/test_compiled.py",
-    "tests/trainer/run/test_signals.py",
     "tests/core/runs/test_workers.py",
     "tests/trainer/cli/test_cli_train.py",
     "tests/typing/test_type_checkers.py",

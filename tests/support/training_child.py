@@ -63,3 +63,48 @@ def _train(folder: str, failpoint: str, settings: dict[str, Any]) -> None:
     with failpoints.armed(failpoint) if failpoint else nullcontext():
         training.small_trainer(Path(folder), env, **settings).train(resume_from_checkpoint=resume)
     sys.stdout.flush()
+
+
+class ForkedScript:
+    """The source of a script that runs with these words in a process of ``child_context``; used as
+    a ``subprocess.Popen`` whose streams are one pipe."""
+
+    def __init__(self, source: str, folder: Path, *words: str) -> None:
+        self._said = folder / "said"
+        arguments = (source, str(self._said), [str(folder), *words])
+        self._process = child_context().Process(target=_run_script, args=arguments)
+        self._process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self._process.pid, number)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """What it said, after its end."""
+        self._process.join(timeout)
+        assert self._process.exitcode is not None, "the script hangs"
+        return self._said.read_text(), None
+
+
+def _run_script(source: str, said: str, words: list[str]) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    with open(said, "w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.stdout, sys.stderr = open(1, "w"), open(2, "w", 1)  # noqa: SIM115
+    sys.argv = ["script.py", *words]
+    try:
+        exec(compile(source, "script.py", "exec"), {"__name__": "__main__"})
+    finally:
+        sys.stdout.flush()

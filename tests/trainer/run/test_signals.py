@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.training import metrics_of, run, small_trainer, toy_env
+from support.training_child import ForkedScript
 from verifiers.errors import CheckpointError
 from verifiers_trainer.policy import checkpoint_files
 
@@ -83,9 +84,12 @@ finally:
 """
 
 
-def started(folder, where, slow_s=60.0, words=None):
-    """A script that trains, as soon as it is amid what ``where`` says."""
+def started(folder, where, slow_s=60.0, words=None, is_cold=True):
+    """A script that trains, as soon as it is amid what ``where`` says. One that ``is_cold`` does its
+    imports itself, others are forks: see ``child_context``."""
     folder.mkdir(parents=True, exist_ok=True)
+    if not is_cold:
+        return amid(folder, ForkedScript(SCRIPT, folder, where, str(slow_s)))
     (script := folder / "script.py").write_text(SCRIPT)
     here = Path(__file__).parents[2]
     words = [sys.executable, str(script)] if words is None else [*words, str(script)]
@@ -96,6 +100,11 @@ def started(folder, where, slow_s=60.0, words=None):
         text=True,
         env={**os.environ, "PYTHONPATH": str(here), "OMP_NUM_THREADS": "1"},
     )
+    return amid(folder, child)
+
+
+def amid(folder, child):
+    """The child, as soon as it is where it was told to signal."""
     deadline = time.monotonic() + 120
     while not (folder / "reached").exists():
         if child.poll() is not None or time.monotonic() > deadline:
@@ -138,7 +147,7 @@ def test_sigterm_saves_the_last_whole_step_wherever_it_comes(tmp_path, where):
     ("where", "step"), [("update", 3), pytest.param("checkpoint", 2, marks=SLOW)]
 )
 def test_a_step_or_a_checkpoint_that_is_being_written_is_finished_first(tmp_path, where, step):
-    child = started(tmp_path, where, slow_s=2.0)
+    child = started(tmp_path, where, slow_s=2.0, is_cold=False)
     child.send_signal(signal.SIGTERM)
     output, _ = child.communicate(timeout=60)
     assert child.returncode == 143, output
@@ -148,7 +157,7 @@ def test_a_step_or_a_checkpoint_that_is_being_written_is_finished_first(tmp_path
 
 
 def test_a_second_signal_ends_at_once(tmp_path):
-    child = started(tmp_path, "update")
+    child = started(tmp_path, "update", is_cold=False)
     child.send_signal(signal.SIGTERM)
     time.sleep(0.5)
     began = time.monotonic()
