@@ -13,6 +13,7 @@ from verifiers.environments.group import EnvGroup, route_of
 from verifiers.environments.tool import ToolEnv
 from verifiers.errors import ConfigError, DatasetError, EnvironmentFault
 from verifiers.parsers import XMLParser
+from verifiers.rollouts.branching import Branching
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric, RubricGroup
 from verifiers.testing import ScriptedClient
@@ -405,10 +406,14 @@ def test_every_setter_reaches_every_member_or_says_in_one_sentence_why_not(name)
         with pytest.raises(ConfigError, match=f"{name.removeprefix('set_')}.*no_such_file"):
             getattr(group, name)("no_such_file.json")
     else:
-        getattr(group, name)(3)
-        assert calls == [(member, (3,), {}) for member in members]
-        group.set_kwargs(**{name.removeprefix("set_"): 4})
-        assert calls[3:] == [(member, (4,), {}) for member in members]
+        # branching is no number
+        first, second = (
+            [Branching(at=1, branches=n) for n in (3, 4)] if name == "set_branching" else (3, 4)
+        )
+        getattr(group, name)(first)
+        assert calls == [(member, (first,), {}) for member in members]
+        group.set_kwargs(**{name.removeprefix("set_"): second})
+        assert calls[3:] == [(member, (second,), {}) for member in members]
 
 
 def test_a_setter_that_one_member_lacks_sets_none():
