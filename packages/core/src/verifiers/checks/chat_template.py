@@ -188,7 +188,7 @@ def check_increasing_context(
 
 def _conversations(
     messages: Sequence[Any] | None, tools: list[dict[str, Any]] | None
-) -> Iterator[tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None]]:
+) -> Iterator[tuple[str, list[dict[str, Any]], list[dict[str, object]] | None]]:
     """(name, messages, tools) of each conversation; some templates reject a system message."""
     if messages is not None:
         conversation = [_plain(message) for message in normalize_chat(list(messages))]
@@ -255,7 +255,7 @@ def _object(arguments: str) -> object:
 @dataclass(frozen=True, slots=True)
 class _Renderer:
     tokenizer: Any
-    tools: list[dict[str, Any]] | None
+    tools: list[dict[str, object]] | None
 
     def ids(
         self, messages: Sequence[Mapping[str, object]], generation_prompt: bool = True

@@ -104,7 +104,7 @@ class _Adapter(Identified, ABC):
 
     async def _call(
         self, resources: _LoopResources, create: Callable[..., Any], arguments: dict[str, Any]
-    ) -> Any:
+    ) -> object:
         """Call ``create(**arguments)``, in a thread unless it is a coroutine function."""
         if inspect.iscoroutinefunction(inspect.unwrap(create)):
             return await create(**arguments)
@@ -185,7 +185,7 @@ class OpenAILikeClient(_Adapter):
         request: ModelRequest,
         max_tokens_name: str,
         without: frozenset[str],
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         standard, extra = split_arguments(request, max_tokens_name)
         arguments: dict[str, object] = {"model": request.model, **standard}
         if request.message_type == "completion":

@@ -71,7 +71,7 @@ def _choice(choice: object) -> Choice:
     )
 
 
-def _message(message: object) -> dict[str, Any]:
+def _message(message: object) -> dict[str, object]:
     content = _get(message, "content")
     calls = _typed(message, "tool_calls", list)
     fields: dict[str, object] = {
@@ -85,7 +85,7 @@ def _message(message: object) -> dict[str, Any]:
     return fields
 
 
-def _tool_call(call: object) -> dict[str, Any]:
+def _tool_call(call: object) -> dict[str, object]:
     function = _get(call, "function")
     source = function if function is not None else call
     arguments = _get(source, "arguments")
@@ -104,7 +104,7 @@ def _tool_call(call: object) -> dict[str, Any]:
     }
 
 
-def _extra(holder: object) -> dict[str, Any]:
+def _extra(holder: object) -> dict[str, object]:
     """Fields that an SDK does not know, or all of a mapping; for a mock none."""
     extra = holder if isinstance(holder, Mapping) else getattr(holder, "model_extra", None)
     if not isinstance(extra, Mapping):
@@ -130,7 +130,7 @@ def _logprobs(logprobs: object) -> Logprobs | None:
     return Logprobs(entries, tokens, values) if entries is not None or values is not None else None
 
 
-def _get(holder: object, name: str) -> Any:
+def _get(holder: object, name: str) -> object:
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
 
@@ -141,7 +141,7 @@ def _typed(holder: object, name: str, kind: type) -> Any:
     return value if isinstance(value, kind) else None
 
 
-def _plain_data(value: object) -> Any:
+def _plain_data(value: object) -> object:
     """Return version spans as plain data; None for anything else."""
     try:
         return msgspec.to_builtins(value)

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Unpack
 
 import aiohttp
 from multidict import CIMultiDict
@@ -188,7 +188,7 @@ class HttpClient(Identified, ABC):
         """The base URL without a query."""
         return str(self._base)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """The settings that affect a request; ``headers`` and further fields are part of
         ``config``."""
         return {

@@ -84,7 +84,7 @@ class LocalModel:
         """Hex digest of the file, computed once per version of the file."""
         return file_sha256(self.path)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return the record of the model for a run: name, file, sha256, quantisation, default
         sampling arguments."""
         facts = {"name": self.name, "file": self.path.name, "sha256": self.sha256}
@@ -204,7 +204,7 @@ class LocalClient(InProcessClient):
     def _close(self) -> None:
         self._server = None
 
-    def _parameters(self, llama: ModuleType) -> Any:
+    def _parameters(self, llama: ModuleType) -> object:
         parameters = llama.CommonParams()
         parameters.model.path = str(self.local_model.path)
         parameters.model_alias = {self.model}

@@ -141,15 +141,15 @@ class Logprobs(msgspec.Struct, gc=False):
 
 
 class Choice(msgspec.Struct):
-    message: dict[str, Any] | None = None
+    message: dict[str, object] | None = None
     text: str | None = None
     finish_reason: str | None = None
     error: Any = None
     logprobs: Logprobs | None = None
     token_ids: list[int] | None = None  # [C]
     prompt_token_ids: list[int] | None = None  # [P]
-    weight_versions: Any = None
-    weight_version: Any = None
+    weight_versions: object = None
+    weight_version: object = None
 
 
 class Completion(msgspec.Struct):

@@ -10,7 +10,6 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from verifiers.clients.protocol import Client, headers_from_state, shows_tools
 from verifiers.errors import ConfigError
@@ -32,7 +31,7 @@ class RoundRobinClient(Identified):
         self._next = itertools.cycle(self.members)
         self._home: OrderedDict[str, tuple[Client, str | None]] = OrderedDict()
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Identity of the distinct members, sorted: their number affects speed only."""
         members = [{"client": describe(client), "model": model} for client, model in self.members]
         different = {canonical_json(member): member for member in members}

@@ -269,14 +269,14 @@ class _Server(web.Server):
         return _Connection(self, loop=self._loop, **self._kwargs)
 
     @staticmethod
-    def error_body(path: str, status: int, sentence: str) -> Mapping[str, Any]:
+    def error_body(path: str, status: int, sentence: str) -> Mapping[str, object]:
         """What stands in the answer to a request to ``path`` that cannot be read."""
         return dialect_of(path).error_body(status, sentence)
 
 
 class _AppServer(_Server):
     @staticmethod
-    def error_body(path: str, status: int, sentence: str) -> Mapping[str, Any]:
+    def error_body(path: str, status: int, sentence: str) -> Mapping[str, object]:
         return {"detail": sentence}
 
 
@@ -416,7 +416,7 @@ def dialect_of(path: str) -> Dialect:
     )
 
 
-def read_object(body: bytes) -> dict[str, Any]:
+def read_object(body: bytes) -> dict[str, object]:
     """The JSON object in the body of a request. *Raises* ConfigError."""
     try:
         fields = decode_message(body)

@@ -304,7 +304,7 @@ class Budget:
             " max_total_tokens (--max-total-tokens) instead"
         )
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """``usd tokens requests lost`` so far, and the limits; for the metadata of a run."""
         return {
             "usd": round(self.spent.usd, 9),

@@ -33,7 +33,7 @@ def to_dataset(rows: Sequence[Mapping[str, object]]) -> Any:
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
 
-def _column(name: str, values: list[object]) -> tuple[list[Any], Any]:
+def _column(name: str, values: list[object]) -> tuple[list[Any], object]:
     """Return the values to store, and their feature."""
     import datasets
 

@@ -179,7 +179,7 @@ class Table(Sequence[Example]):
         selected = [position for position, example in pairs if example.hash in hashes]
         return Table(self._store, selected)
 
-    def sample(self, n: int, seed: int | None = None) -> list[dict[str, Any]]:
+    def sample(self, n: int, seed: int | None = None) -> list[dict[str, object]]:
         """Draw ``n`` row copies without replacement, reshuffling when exhausted.
 
         Without a seed, each call continues one shared order, the same in every process; a seed
@@ -218,7 +218,7 @@ class _Store:
         self._rows: Rows | None = None
         self._examples: list[Example | None] = []
         self._ids: Sequence[int] = ()
-        self._old_ids: list[Any] | None = None
+        self._old_ids: list[object] | None = None
         self._lock = threading.Lock()
 
     @property

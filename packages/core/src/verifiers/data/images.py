@@ -40,7 +40,7 @@ MAX_PIXELS = 2**25
 """Most pixels of an image, height times width; decoded, that many take 100 MB."""
 
 
-def image_part(source: object, *, detail: str = "") -> dict[str, Any]:
+def image_part(source: object, *, detail: str = "") -> dict[str, object]:
     """The content part of an image.
 
     Args:
@@ -73,7 +73,7 @@ def image_url(part: object) -> str | None:
     return url if isinstance(url, str) else None
 
 
-def image_parts(messages: object) -> Iterator[Mapping[str, Any]]:
+def image_parts(messages: object) -> Iterator[Mapping[str, object]]:
     """The parts of messages that hold images, in their order.
 
     >>> [image_url(part) for part in image_parts([vf.UserMessage([vf.ImageUrlContentPart("http://host/a.png")])])]

@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from verifiers.data.examples import Table
 from verifiers.errors import ConfigError
@@ -29,7 +28,7 @@ class KeptRows:
     path: str
     hashes: frozenset[str]
     env_id: str | None
-    env_args: Mapping[str, Any]
+    env_args: Mapping[str, object]
 
     @property
     def digest(self) -> str:

@@ -27,7 +27,7 @@ class RowFormat:
     """How an environment turns a row into a prompt."""
 
     system_prompt: str | None = None
-    few_shot: Sequence[Any] | None = None
+    few_shot: Sequence[object] | None = None
     """Messages between the system prompt and the question, for rows without a ``prompt``."""
     message_type: str = "chat"
     question_key: str = "question"
@@ -63,7 +63,7 @@ def format_row(
     return formatted
 
 
-def _cell(row: Mapping[str, object], key: str, canonical: str) -> Any:
+def _cell(row: Mapping[str, object], key: str, canonical: str) -> object:
     """The value of the configured column, else of the canonical column."""
     value = row.get(key)
     return row.get(canonical) if value is None else value
@@ -95,7 +95,7 @@ def _begins_with_system(prompt: Sequence[Any]) -> bool:
     return bool(prompt) and prompt[0]["role"] in ("system", "developer")
 
 
-def _info(info: object, location: str) -> dict[str, Any]:
+def _info(info: object, location: str) -> dict[str, object]:
     if info is None or info == "":
         return {}
     if isinstance(info, str):

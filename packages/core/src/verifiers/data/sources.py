@@ -116,7 +116,7 @@ class ListRows:
     def read(self, positions: Sequence[int]) -> list[dict[str, Any]]:
         return [dict(self._rows[position]) for position in positions]
 
-    def column(self, name: str) -> list[Any]:
+    def column(self, name: str) -> list[object]:
         return [row.get(name) for row in self._rows]
 
 
@@ -130,10 +130,10 @@ class HubRows:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def read(self, positions: Sequence[int]) -> list[dict[str, Any]]:
+    def read(self, positions: Sequence[int]) -> list[dict[str, object]]:
         return _rows_of(self._dataset[list(positions)])
 
-    def column(self, name: str) -> list[Any]:
+    def column(self, name: str) -> list[object]:
         return list(self._dataset[name])
 
 

@@ -21,7 +21,7 @@ _PLAIN: Mapping[str, Any] = {
 }
 
 
-def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
+def example_arguments(schema: Mapping[str, Any]) -> dict[str, object]:
     """Generate values for the required parameters of the schema of a function.
 
     >>> example_arguments({"properties": {"n": {"type": "integer"}, "s": {"enum": ["a", "b"]}}, "required": ["n", "s"]})

@@ -128,7 +128,7 @@ class ToolFunction:
     def _properties(self) -> Mapping[str, Any]:
         return (self.definition.get("parameters") or {}).get("properties") or {}
 
-    def visible_schema(self, parameter: str) -> Mapping[str, Any] | None:
+    def visible_schema(self, parameter: str) -> Mapping[str, object] | None:
         """The JSON schema of a parameter that the model sees; None if there is none."""
         return self._properties().get(parameter)
 
@@ -136,7 +136,7 @@ class ToolFunction:
     def name(self) -> str:
         return str(self.definition["name"])
 
-    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments(self, values: Mapping[str, Any]) -> dict[str, object]:
         """Convert the visible arguments to their declared types; missing arguments are omitted.
 
         *Raises* ToolCallError that lists the wrong arguments, for the model.

@@ -140,7 +140,7 @@ class EnvGroup(Environment):
 
     # --- rows -------------------------------------------------------------------------------------
 
-    def _rows(self, tables: Sequence[Table | None]) -> Iterator[dict[str, Any]]:
+    def _rows(self, tables: Sequence[Table | None]) -> Iterator[dict[str, object]]:
         for name, member, table in zip(self.env_names, self.envs, tables, strict=True):
             for example in table if table is not None else ():
                 self.columns.setdefault(name, set()).update(example.row)
@@ -278,7 +278,7 @@ def route_of(row: Mapping[str, object]) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-def _addressed(row: dict[str, Any], name: str, is_of_group: bool) -> dict[str, Any]:
+def _addressed(row: dict[str, Any], name: str, is_of_group: bool) -> dict[str, object]:
     """Turn the row of a member into a row of the group: store the route, and the replaced task as
     ``src_task``."""
     info, task = row["info"], row["task"]

@@ -96,7 +96,7 @@ class EnvGroupRubric(Rubric):
         """Check the rubric of every member."""
         self._each("check_needs")
 
-    def add_reward_func(self, func: Callable[..., Any], *args: object, **kwargs: object) -> None:
+    def add_reward_func(self, func: Callable[..., object], *args: object, **kwargs: object) -> None:
         """Add to the rubric of every member."""
         self._each("add_reward_func", func, *args, **kwargs)
 
@@ -104,17 +104,17 @@ class EnvGroupRubric(Rubric):
         """Add to the rubric of every member."""
         self._each("add_class_object", name, obj)
 
-    def add_score_object_provider(self, provider: Callable[[State], Mapping[str, Any]]) -> None:
+    def add_score_object_provider(self, provider: Callable[[State], Mapping[str, object]]) -> None:
         """Add to the rubric of every member."""
         self._each("add_score_object_provider", provider)
 
     def add_group_score_object_provider(
-        self, provider: Callable[[list[State]], Mapping[str, Any]]
+        self, provider: Callable[[list[State]], Mapping[str, object]]
     ) -> None:
         """Add to the rubric of every member."""
         self._each("add_group_score_object_provider", provider)
 
-    def add_cleanup_handler(self, handler: Callable[..., Any], stage: str = "rollout") -> None:
+    def add_cleanup_handler(self, handler: Callable[..., object], stage: str = "rollout") -> None:
         """Add to the rubric of every member."""
         self._each("add_cleanup_handler", handler, stage)
 

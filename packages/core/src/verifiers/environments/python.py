@@ -200,7 +200,7 @@ def _blocks_of(messages: Messages) -> Blocks:
     return code_blocks(message_text(messages[-1]) if messages else "")
 
 
-def _without_python(tool_defs: Sequence[Any]) -> list[Any]:
+def _without_python(tool_defs: Sequence[Any]) -> list[object]:
     return [tool for tool in tool_defs if field(tool.get("function") or tool, "name") != "python"]
 
 

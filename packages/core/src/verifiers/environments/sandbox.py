@@ -87,7 +87,7 @@ class RemoteOptions(TypedDict, total=False):
     team_id: str | None
     labels: Sequence[str] | None
     sandbox_name: str | None
-    advanced_configs: Any
+    advanced_configs: object
     max_retries: int | None
     base_delay: float | None
     backoff_factor: float | None
@@ -450,7 +450,7 @@ class SandboxEnv(StatefulToolEnv):
 
     async def prepare_arguments(
         self, call: ToolCall, messages: Messages, state: State
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Prepare the arguments as ``StatefulToolEnv`` does, and count refused calls as errors."""
         try:
             return await super().prepare_arguments(call, messages, state)

@@ -31,13 +31,13 @@ class RowOptions(RunDefaults, total=False):
     """Parameters of ``Environment`` that say how its rows are read and run; see
     ``EnvironmentOptions``."""
 
-    few_shot: Sequence[Mapping[str, Any]] | None
-    sampling_args: Mapping[str, Any] | None
+    few_shot: Sequence[Mapping[str, object]] | None
+    sampling_args: Mapping[str, object] | None
     message_type: str
-    tool_defs: Sequence[Mapping[str, Any]] | None
+    tool_defs: Sequence[Mapping[str, object]] | None
     env_id: str | None
-    env_args: Mapping[str, Any] | None
-    map_kwargs: Mapping[str, Any] | None
+    env_args: Mapping[str, object] | None
+    map_kwargs: Mapping[str, object] | None
     max_seq_len: int | None
     interleaved_rollouts: bool
     score_rollouts: bool
@@ -69,7 +69,7 @@ OPTIONAL_ATTRIBUTES = tuple(RunDefaults.__annotations__)
 class Settings:
     """A base class of ``Environment``: ``set_kwargs`` and the setters that it calls."""
 
-    changes: dict[str, Any]
+    changes: dict[str, object]
     max_seq_len: int | None
     max_concurrent: int
     max_workers: int | None

@@ -46,7 +46,7 @@ LATE = -1000
 class CallOptions(ConversationOptions, total=False):
     """Parameters of ``ToolEnv`` that its subclasses pass on as they are."""
 
-    tools: Sequence[Callable[..., Any]] | None
+    tools: Sequence[Callable[..., object]] | None
     parallel_tool_calls: bool
 
 
@@ -104,7 +104,7 @@ class ToolEnv(MultiTurnEnv):
         self.stop_errors = _exception_classes(stop_errors or ())
         self.parallel_tool_calls = parallel_tool_calls
         self.max_tool_result_chars = max_tool_result_chars
-        self.tools: list[Callable[..., Any]] = []
+        self.tools: list[Callable[..., object]] = []
         self.tool_map: dict[str, Callable[..., Any]] = {}
         """Name -> the callable as passed."""
         self._functions: dict[str, ToolFunction] = {}
@@ -283,7 +283,9 @@ class ToolEnv(MultiTurnEnv):
         except Exception as failed:
             raise fault("error_formatter", failed) from failed
 
-    async def _in_thread(self, tool: str, call: Callable[[], object], state: State | None) -> Any:
+    async def _in_thread(
+        self, tool: str, call: Callable[[], object], state: State | None
+    ) -> object:
         """Call a synchronous tool in a thread.
 
         A thread cannot be killed: a thread that runs past the time limit of the rollout is

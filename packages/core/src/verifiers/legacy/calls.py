@@ -75,7 +75,7 @@ def older_run(native: Callable[..., Any]) -> Callable[..., object]:
     """
 
     @functools.wraps(native)
-    async def run(env: Environment, *args: Any, **keywords: Any) -> Any:
+    async def run(env: Environment, *args: Any, **keywords: object) -> Any:
         if args and hasattr(args[0], "__aenter__"):
             keywords = {"gen_sem": args[0], **keywords}
             args = args[1:]

@@ -14,9 +14,9 @@ from verifiers.rollouts.state import State
 
 
 def results_of_columns(
-    outputs: Sequence[Mapping[str, Any]] | None,
-    metadata: Mapping[str, Any] | None,
-    states: Sequence[Mapping[str, Any]] | None,
+    outputs: Sequence[Mapping[str, object]] | None,
+    metadata: Mapping[str, object] | None,
+    states: Sequence[Mapping[str, object]] | None,
     columns: Mapping[str, Any],
 ) -> tuple[list[RolloutOutput], GenerateMetadata, list[State] | None]:
     """Rollouts, metadata and states of columns named as ``outputs.COLUMNS`` or as the fields of a

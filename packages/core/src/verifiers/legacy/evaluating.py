@@ -27,14 +27,14 @@ class EvalConfig:
     env_dir_path: str
     model: str
     client_config: ClientConfig
-    sampling_args: dict[str, Any]
+    sampling_args: dict[str, object]
     num_examples: int
     rollouts_per_example: int
     max_concurrent: int
     endpoint_id: str | None = None
     num_workers: int | str = "auto"
     independent_scoring: bool = False
-    extra_env_kwargs: dict[str, Any] = field(default_factory=dict)
+    extra_env_kwargs: dict[str, object] = field(default_factory=dict)
     max_retries: int = 0
     disable_env_server: bool = False
     verbose: bool = False
@@ -46,7 +46,7 @@ class EvalConfig:
     save_to_hf_hub: bool = False
     hf_hub_dataset_name: str | None = None
 
-    def model_dump(self, **_: object) -> dict[str, Any]:
+    def model_dump(self, **_: object) -> dict[str, object]:
         """The fields as plain data."""
         return asdict(self)
 

@@ -81,7 +81,7 @@ def _takes_messages(override: Callable[..., object]) -> bool:
     return len([p for p in positional[1:] if p.default is p.empty]) >= 2
 
 
-def _with_messages(override: Callable[..., Any]) -> Callable[..., object]:
+def _with_messages(override: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(override)
     def is_completed(env: object, *args: Any, **kwargs: Any) -> Any:
         if len(args) > 1 or kwargs:

@@ -27,7 +27,7 @@ def from_raw_message(message: Mapping[str, object]) -> Message:
     return normalize_message(fields)
 
 
-def from_raw_content_part(part: object) -> dict[str, Any]:
+def from_raw_content_part(part: object) -> dict[str, object]:
     """A content part without None values. *Raises* ValueError for a part without a type."""
     fields = strip_nones(as_mapping(part, "a content part"))
     if not isinstance(fields.get("type"), str):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def eval_inputs(
     env: Environment, num_examples: int = -1, rollouts_per_example: int = 1
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """The rows of the evaluation set, each ``rollouts_per_example`` times, siblings next to each
     other."""
     return [
@@ -72,7 +72,7 @@ async def run_rollouts(
     prompts: Sequence[Any],
     answers: Sequence[str],
     tasks: Sequence[str],
-    infos: Sequence[Mapping[str, Any]],
+    infos: Sequence[Mapping[str, object]],
     sampling_args: Mapping[str, object] | None = None,
     max_concurrent: int = -1,
     **kwargs: object,

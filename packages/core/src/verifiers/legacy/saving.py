@@ -97,7 +97,7 @@ def is_json_serializable(value: object) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
-def serialize_timing(timing: object) -> dict[str, Any]:
+def serialize_timing(timing: object) -> dict[str, object]:
     """The times of a state as plain data. *Raises* TypeError for what is no mapping."""
     if not isinstance(timing, Mapping):
         raise TypeError(f"timing must be a mapping, not {type(timing).__name__}")
@@ -271,7 +271,7 @@ class GenerateOutputsBuilder:
         return GenerateOutputs(self.build_outputs(sort_by_example_id), self.build_metadata())
 
 
-def sanitize_metadata(metadata: Mapping[str, object]) -> dict[str, Any]:
+def sanitize_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
     """The metadata as plain data, without the date and the path of the run."""
     return {
         name: value

@@ -80,6 +80,6 @@ class TimeSpans(CustomBaseModel):
 class GenericContentPart(AttributeDict):
     """A content part of any type: ``GenericContentPart(type=…, …)``."""
 
-    def model_dump(self, **_: object) -> dict[str, Any]:
+    def model_dump(self, **_: object) -> dict[str, object]:
         """The part as plain data."""
         return dict(self)

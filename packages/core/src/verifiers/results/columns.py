@@ -37,7 +37,7 @@ class Column(Sequence[Any]):
         """All but the last have ``block_rows`` values; replaced at once, for other threads."""
         self.extend(values)
 
-    def extend(self, values: Sequence[Any] | np.ndarray) -> None:
+    def extend(self, values: Sequence[object] | np.ndarray) -> None:
         """Add values at the end. *Raises* OverflowError for an integer too large for the type."""
         if not len(values):
             return
@@ -60,7 +60,7 @@ class Column(Sequence[Any]):
         number, inside = divmod(range(len(self))[position], self._block_rows)
         return _listed(blocks[number][inside : inside + 1].astype(self._kind))[0]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return iter(self[:])
 
     def since(self, row: int) -> np.ndarray:

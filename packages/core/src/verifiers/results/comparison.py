@@ -59,10 +59,10 @@ class Measured:
     env_id: str
     values: Mapping[str, Values]
     model: str = ""
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
     """The configuration that its rollouts share; empty when unknown."""
     status: str = "complete"
-    stopped: Mapping[str, Any] | None = None
+    stopped: Mapping[str, object] | None = None
     """What a stopping rule concluded that ended it before its plan: ``low high num_examples
     against is_decided``; None if none did."""
 

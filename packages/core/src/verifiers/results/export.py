@@ -250,7 +250,7 @@ def _write_batches(
     return fits
 
 
-def read_parquet(file: Path) -> Iterator[dict[str, Any]]:
+def read_parquet(file: Path) -> Iterator[dict[str, object]]:
     """The saved rollouts in a file that `save` wrote. *Raises* ConfigError for another file."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -347,7 +347,7 @@ def _arrow_column(name: str, values: list[object]) -> list[object]:
     return _texts(values)
 
 
-def _texts(values: Sequence[object]) -> list[Any]:
+def _texts(values: Sequence[object]) -> list[object]:
     return [None if value is None else json.dumps(value) for value in values]
 
 

@@ -44,13 +44,13 @@ _PLAIN = re.compile(r"[ -!#-\[\]-~]+")
 
 
 class _Texts(msgspec.Struct):
-    prompt: Any = None
+    prompt: object = None
     completion: Any = None
-    answer: Any = None
+    answer: object = None
 
 
 class _Info(msgspec.Struct):
-    info: Any = None
+    info: object = None
 
 
 _TEXTS = msgspec.json.Decoder(_Texts)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -220,7 +219,7 @@ def _add_labels(
         output[LABEL] = label if is_same else None
 
 
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
+def _rows(file: Path) -> Iterator[dict[str, object]]:
     with open_file(file) as lines:
         first = lines.readline(MAX_ROW_BYTES)
     if b'"crc32":' in first:
@@ -249,7 +248,7 @@ def _plain_rows(file: Path) -> Iterator[dict[str, object]]:
                 ) from error
 
 
-def _newest(rows: Iterator[dict[str, object]]) -> list[tuple[int, dict[str, Any]]]:
+def _newest(rows: Iterator[dict[str, object]]) -> list[tuple[int, dict[str, object]]]:
     """(line, row) of the newest row of each rollout."""
     by_key: dict[object, tuple[int, dict[str, object]]] = {}
     for line, row in enumerate(rows, 1):

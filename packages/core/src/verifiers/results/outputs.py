@@ -129,7 +129,7 @@ class GenerateOutputs(ResultColumns):
                 f"results have no {name!r}; columns are {', '.join(COLUMNS)}, metrics"
             )
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         """Prompts, completions, rewards: for ``prompts, completions, rewards = results``."""
         return iter((self["prompts"], self["completions"], self["rewards"]))
 

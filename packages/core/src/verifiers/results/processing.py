@@ -53,7 +53,7 @@ class ProcessedOutputs(AttributeDict):
     def __init__(self, **lists: Sequence[object]):
         super().__init__({name: lists.get(name, []) for name in LISTS})
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:  # type: ignore[override]  # rows, not the names of the columns
+    def __iter__(self) -> Iterator[dict[str, object]]:  # type: ignore[override]  # rows, not the names of the columns
         return (
             dict(zip(LISTS, values, strict=True)) for values in zip(*self.values(), strict=True)
         )
@@ -64,7 +64,7 @@ class ProcessedOutputs(AttributeDict):
     def __bool__(self) -> bool:
         return bool(self["rewards"])
 
-    def tensors(self, pad_token_id: int) -> dict[str, Any]:
+    def tensors(self, pad_token_id: int) -> dict[str, object]:
         """Padded torch tensors: prompts on the left, completions on the right.
 
         ``prompt_ids``, ``prompt_attention_mask`` [N, P]; ``completion_ids``,

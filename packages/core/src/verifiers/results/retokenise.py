@@ -14,7 +14,7 @@ from verifiers.rollouts.turn import Turn
 
 
 def text_turns(
-    prompt: Sequence[Mapping[str, Any]] | str,
+    prompt: Sequence[Mapping[str, object]] | str,
     completion: Sequence[Mapping[str, Any]] | str,
     tools: Iterable[Mapping[str, object]] | None,
     tokenizer: Any,

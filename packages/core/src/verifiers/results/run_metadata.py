@@ -90,7 +90,7 @@ class Measurements:
     """What the statistics need of N rollouts, as columns [N]; unknown numbers are NaN."""
 
     rewards: Sequence[float]
-    examples: Sequence[Any] | np.ndarray
+    examples: Sequence[object] | np.ndarray
     """What siblings share: see ``example_key``."""
     metrics: Mapping[str, Sequence[float]]
     errors: Sequence[str | None]

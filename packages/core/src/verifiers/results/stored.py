@@ -133,7 +133,7 @@ class StoredOutputs(GenerateOutputs):
             return super()._has_states()
         return len(self) > 0 and "trajectory" in self.at(0)
 
-    def _make_column(self, column: str) -> Any:
+    def _make_column(self, column: str) -> object:
         index, numbers = self._index, self._numbers
         if self._is_read or column == "states":
             return super()._make_column(column)

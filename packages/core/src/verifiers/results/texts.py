@@ -222,7 +222,7 @@ def flat_settings(config: Mapping[str, object]) -> dict[str, object]:
     return flat({name: value for name, value in config.items() if name not in PARTS_IN_CODE})
 
 
-def flat(settings: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
+def flat(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Nested settings as one level: ``{"env_args": {"unit": "word"}}`` is ``{"env_args.unit":
     "word"}``.
 

@@ -36,7 +36,7 @@ class Training:
     """What a training's folder says of its settings and of its end."""
 
     name: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     step: int
     max_steps: int | None
     """The steps that it is to have; None where it ended before, because the task is solved."""

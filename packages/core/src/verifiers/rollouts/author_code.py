@@ -241,7 +241,7 @@ class Options(AttributeDict):
         super().__init__(priority=priority, stage=stage, weight=weight)
 
 
-def decorated(owner: object, kind: str) -> list[tuple[str, Callable[..., Any], Options]]:
+def decorated(owner: object, kind: str) -> list[tuple[str, Callable[..., object], Options]]:
     """The methods of a class, or of an object's class, that carry the mark ``kind``: (name,
     function, options).
 
@@ -277,7 +277,7 @@ def _marked(cls: type, kind: str) -> tuple[tuple[str, Options], ...]:
     return tuple(sorted(marked, key=lambda pair: (-pair[1].priority, pair[0])))
 
 
-def _mark(kind: str, function: Callable[..., object] | None, options: Options) -> Any:
+def _mark(kind: str, function: Callable[..., object] | None, options: Options) -> object:
     if options.stage is not None and options.stage not in STAGES:
         raise ConfigError(
             f'@{kind}(stage={options.stage!r}): write stage="rollout" or stage="group"'

@@ -172,7 +172,7 @@ def stop_conditions(cls: type) -> list[Condition]:
     ]
 
 
-def _of_state(method: Callable[..., object]) -> Callable[[RolloutEnvironment, State], Any]:
+def _of_state(method: Callable[..., object]) -> Callable[[RolloutEnvironment, State], object]:
     """The method, called with the ``EXTRA_PARAMETERS`` that it declares."""
     if not (extras := extra_parameters(method)):
         return method

@@ -128,7 +128,7 @@ class Transcript(list[Any]):
             turn.extras = dict(turn.extras)
         return turns
 
-    def to_json(self) -> list[dict[str, Any]]:
+    def to_json(self) -> list[dict[str, object]]:
         """The turns as JSON values, each message and token once."""
         written: list[dict[str, object]] = []
         # of the turns before; an author may have removed or moved some

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from verifiers.checks.report import CheckReport, counted
 
@@ -47,7 +46,7 @@ class Paid:
 class RowProfile:
     """How often a model solved one row."""
 
-    example_id: Any
+    example_id: object
     example_hash: str
     num_solved: int
     num_rollouts: int
@@ -82,7 +81,7 @@ class AuditReport(CheckReport):
         rewarded = (p for p in self.non_solutions if p.is_policy and not math.isnan(p.reward))
         return max(rewarded, key=lambda paid: paid.reward, default=None)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values; unknown numbers are None."""
         best = self.best_non_solution
         content = asdict(self) | {
@@ -141,7 +140,7 @@ def _number(value: float) -> str:
     return "unknown" if math.isnan(value) else f"{value:.3f}"
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

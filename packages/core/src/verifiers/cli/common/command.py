@@ -44,7 +44,7 @@ class Call:
     verbose: bool = False
     quiet: bool = False
     out: TextIO = field(default_factory=lambda: sys.stdout)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
     """Values of the command's keys in the JSON object."""
     exit_code: int = 0
     """Exit code of an action that raises nothing."""

@@ -263,7 +263,7 @@ class BarDisplay(Display):
     def warn(self, text: str) -> None:
         self._console.print(_printable(f"warning: {text}"), style="yellow")
 
-    def _block(self) -> Any:
+    def _block(self) -> object:
         from rich.console import Group
         from rich.text import Text
 

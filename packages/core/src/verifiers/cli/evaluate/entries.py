@@ -7,8 +7,6 @@ printed; builds none, sends no request.
 
 from __future__ import annotations
 
-from typing import Any
-
 from verifiers.cli.common.reader import raise_together
 from verifiers.cli.evaluate.arguments import CommandLine
 from verifiers.cli.evaluate.options import SHARED, EvalSettings, Evaluation, contradictions, layered
@@ -61,7 +59,7 @@ def resolve(line: CommandLine) -> list[Evaluation]:
     return resolved
 
 
-def _combination(entry: Entry, settings: EvalSettings) -> dict[str, Any]:
+def _combination(entry: Entry, settings: EvalSettings) -> dict[str, object]:
     """The values of the keys that the entry's ablation varies."""
     values: dict[str, object] = {}
     for name in entry.swept:

@@ -157,7 +157,7 @@ def _price_note(settings: EvalSettings, model: str) -> str | None:
     return f"prices: {prices}, as listed in {AS_OF}; --price gives others"
 
 
-def _client(settings: EvalSettings, model: str = "") -> Any:
+def _client(settings: EvalSettings, model: str = "") -> object:
     prices = settings.price or _list_price(settings, model) or (None, None)
     priced: dict[str, Any] = dict(zip(PRICE_FIELDS, prices, strict=True))
     base_url = settings.api_base_url or os.environ.get(_vendor(settings).base_url_var)

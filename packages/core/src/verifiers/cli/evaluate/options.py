@@ -426,7 +426,7 @@ class Evaluation:
 
     env_id: str
     settings: EvalSettings
-    combination: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    combination: Mapping[str, object] = dataclasses.field(default_factory=dict)
     shared: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     """``SHARED`` settings that the command gives all its evaluations together."""
 

@@ -94,7 +94,7 @@ class Prepared:
         parts = (self.env_id, self.choice.model or "model of the server", self.varied)
         return escape_control(" · ".join(part for part in parts if part))
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """The keyword arguments of ``evaluate``, except those of displays."""
         settings = self.settings
         return {

@@ -161,7 +161,7 @@ class CommandSet:
             and not run.settings.retry_errors
         )
 
-    def repeats(self, run: Prepared) -> dict[str, Any]:
+    def repeats(self, run: Prepared) -> dict[str, object]:
         """The option of a run of a set that failed: its rollouts with errors run again."""
         if self.planned is None or run.path is None:
             return {}
@@ -224,7 +224,7 @@ class CommandSet:
 
     # --- what became of the runs
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """The set as an entry of the JSON object."""
         runs = []
         for index, (run, state) in enumerate(zip(self.prepared, self.states, strict=True)):

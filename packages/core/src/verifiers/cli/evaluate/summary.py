@@ -74,7 +74,7 @@ def throughput(num_rollouts: int, num_tokens: int, seconds: float) -> dict[str, 
 
 def run_facts(
     results: GenerateOutputs, summary: Mapping[str, object] | None = None, **more: object
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """A run as an entry of ``runs``. ``more``: values that only the command has (``throughput``,
     ``exported``).
 
@@ -157,7 +157,7 @@ def _sampling(facts: Mapping[str, Any]) -> str:
 
 def table_rows(
     runs: Sequence[Mapping[str, Any]],
-    varied: Sequence[Mapping[str, Any]],
+    varied: Sequence[Mapping[str, object]],
     states: Sequence[str] | None = None,
 ) -> list[list[str]]:
     """A heading and a row for each run: what varies among them, its state, then reward, tokens,

@@ -86,7 +86,7 @@ def _message(fields: Mapping[str, object], index: int) -> Message:
     return message
 
 
-def response_body(response: Response, request: DialectRequest) -> dict[str, Any]:
+def response_body(response: Response, request: DialectRequest) -> dict[str, object]:
     """Write a response as the body of the answer."""
     body = completion_body(response)
     body["choices"][0]["logprobs"] = None
@@ -126,7 +126,7 @@ def completion_body(
     return body
 
 
-def _logprobs(texts: list[str], logprobs: list[float], in_chat: bool) -> dict[str, Any]:
+def _logprobs(texts: list[str], logprobs: list[float], in_chat: bool) -> dict[str, object]:
     if not in_chat:
         return {"tokens": texts, "token_logprobs": logprobs}
     pairs = zip(texts, logprobs, strict=True)
@@ -183,7 +183,7 @@ def keep_alive(request: DialectRequest) -> bytes:
     return sse.COMMENT
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
+def error_body(status: int, message: str) -> dict[str, object]:
     """Write the body of an answer with another status than 200."""
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}

@@ -37,7 +37,7 @@ def reading_event(dialect: str) -> Iterator[None]:
         raise ValueError(f"no event of the {dialect} API: {error}") from error
 
 
-def sampling_of(body: Mapping[str, object], *limits: str) -> dict[str, Any]:
+def sampling_of(body: Mapping[str, object], *limits: str) -> dict[str, object]:
     """Return the sampling arguments that are named alike, and the limit of tokens, which has one of
     the names ``limits``, as ``max_tokens``. Raises: ``ConfigError`` for a limit that is none."""
     sampling = {name: body[name] for name in SAMPLING_NAMES if body.get(name) is not None}
@@ -63,7 +63,7 @@ def require(
     return value
 
 
-def schema(tool: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def schema(tool: Mapping[str, Any], name: str) -> Mapping[str, object]:
     """Return the JSON schema of a tool; {} when absent. Raises: ``ConfigError`` for anything but an
     object."""
     value = tool.get(name)
@@ -83,7 +83,7 @@ def entries(body: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
     return value
 
 
-def inner(event: Mapping[str, object], name: str) -> Mapping[str, Any]:
+def inner(event: Mapping[str, object], name: str) -> Mapping[str, object]:
     """Return the object in a field of an event. Raises: ``ValueError`` where there is none."""
     value = event.get(name)
     if not isinstance(value, Mapping):
@@ -115,7 +115,7 @@ def assistant(text: str, calls: Sequence[ToolCall], reasoning: str) -> Assistant
 
 def with_call_ids(
     parts: Sequence[Mapping[str, object]], kinds: Collection[str], field: str, ids: Iterable[str]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return the blocks or items of a message with these ids in the field of its calls, which are
     those of the ``kinds``."""
     of_calls = iter(ids)
@@ -151,7 +151,7 @@ def text_of(content: object) -> str:
     return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
 
 
-def collapsed(parts: list[dict[str, object]]) -> str | list[dict[str, Any]]:
+def collapsed(parts: list[dict[str, object]]) -> str | list[dict[str, object]]:
     """Return parts as content: one text part is its text, none are ""."""
     if not parts:
         return ""
@@ -160,7 +160,9 @@ def collapsed(parts: list[dict[str, object]]) -> str | list[dict[str, Any]]:
     return parts
 
 
-def limited_arguments(request: ModelRequest, dialect: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def limited_arguments(
+    request: ModelRequest, dialect: str
+) -> tuple[dict[str, Any], dict[str, object]]:
     """Return (known arguments with ``max_tokens``, all others), without what a chat completion
     alone has.
 

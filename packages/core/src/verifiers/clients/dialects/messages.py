@@ -142,7 +142,7 @@ def parse_request(body: Mapping[str, Any]) -> DialectRequest:
     )
 
 
-def _choice_read(choice: Mapping[str, Any]) -> dict[str, Any]:
+def _choice_read(choice: Mapping[str, Any]) -> dict[str, object]:
     arguments: dict[str, Any] = {}
     if choice.get("type") == "tool":
         arguments["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
@@ -184,13 +184,13 @@ def _blocks(content: object, location: str) -> list[Mapping[str, Any]]:
     return content
 
 
-def _content_read(content: object, location: str) -> str | list[dict[str, Any]]:
+def _content_read(content: object, location: str) -> str | list[dict[str, object]]:
     if isinstance(content, str):
         return content
     return collapsed([_part_read(b) for b in _blocks(content, location)])
 
 
-def _part_read(block: Mapping[str, object]) -> dict[str, Any]:
+def _part_read(block: Mapping[str, object]) -> dict[str, object]:
     """A part of our content; a block of another type (``document``) stays as it is."""
     source = block.get("source")
     if block.get("type") == "text":
@@ -246,7 +246,7 @@ def _is_signed(block: Mapping[str, object]) -> bool:
     )
 
 
-def _bare(block: Mapping[str, object]) -> dict[str, Any]:
+def _bare(block: Mapping[str, object]) -> dict[str, object]:
     """A block without fields that are empty."""
     bare = {name: value for name, value in block.items() if value is not None}
     if bare.get("type") == "thinking" and not _is_signed(bare):
@@ -254,7 +254,7 @@ def _bare(block: Mapping[str, object]) -> dict[str, Any]:
     return bare
 
 
-def response_body(response: Response, request: DialectRequest) -> dict[str, Any]:
+def response_body(response: Response, request: DialectRequest) -> dict[str, object]:
     """Write a response as the body of the answer."""
     return _head(request) | {
         "content": _assistant_written(response.message),
@@ -276,7 +276,7 @@ def _head(request: DialectRequest) -> dict[str, Any]:
     }
 
 
-def _usage_written(usage: Usage) -> dict[str, Any]:
+def _usage_written(usage: Usage) -> dict[str, object]:
     """In this dialect ``input_tokens`` are those outside of the cache."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens,

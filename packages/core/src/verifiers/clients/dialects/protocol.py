@@ -75,7 +75,7 @@ class StreamReader(Protocol):
         """Read the data of an event. Raises: `StreamedError`; ``ValueError`` for data that is no
         such event."""
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         """The body that the same answer has without a stream."""
 
 

@@ -192,7 +192,7 @@ def _free_text_description(tool: Mapping[str, Any]) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _choice_read(choice: object, forms: Mapping[str, ToolForm]) -> Any:
+def _choice_read(choice: object, forms: Mapping[str, ToolForm]) -> object:
     if not isinstance(choice, Mapping):
         return choice
     if choice.get("type") == "allowed_tools":
@@ -246,7 +246,7 @@ def _kind(item: Mapping[str, object]) -> str:
     return str(item.get("type") or "message")
 
 
-def _content_read(content: object, index: int) -> str | list[dict[str, Any]]:
+def _content_read(content: object, index: int) -> str | list[dict[str, object]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not all(isinstance(part, Mapping) for part in content):
@@ -369,7 +369,7 @@ def response_body(response: Response, request: DialectRequest) -> dict[str, Any]
     return _answer(response, request, _output(response, request))
 
 
-def _output(response: Response, request: DialectRequest) -> list[dict[str, Any]]:
+def _output(response: Response, request: DialectRequest) -> list[dict[str, object]]:
     """The items of an answer, with ids, and calls in the form of their tools."""
     items = []
     cut = response.finish_reason == "length"
@@ -415,7 +415,7 @@ def _call_written(item: Mapping[str, object], form: ToolForm) -> dict[str, objec
     }
 
 
-def _head(request: DialectRequest) -> dict[str, Any]:
+def _head(request: DialectRequest) -> dict[str, object]:
     sampling = request.sampling_args
     settings: dict[str, object] = {
         "instructions": None,

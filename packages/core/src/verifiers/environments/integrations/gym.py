@@ -83,8 +83,8 @@ class GymEnv(MultiTurnEnv):
         self,
         env_cls: str | Callable[..., Any],
         env_kwargs: Mapping[str, Any] | None = None,
-        action_parser: Callable[[str], Any] | None = None,
-        obs_to_text: Callable[[Any], Any] | None = None,
+        action_parser: Callable[[str], object] | None = None,
+        obs_to_text: Callable[[Any], object] | None = None,
         num_train_episodes: Annotated[
             int, Free("how many rows; every row has a content hash")
         ] = 1000,
@@ -166,7 +166,7 @@ class GymEnv(MultiTurnEnv):
         else:
             state["gym_observation"] = content
 
-    def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
+    def env_response(self, messages: Messages, state: State, **_: object) -> Messages:
         """Return the observation after the last action."""
         return self._user_message(state["gym_observation"])
 

@@ -157,7 +157,7 @@ class ServerSpec:
             dict(fields.get("header_vars", {})),
         )
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """The fields, without a choice of tools where there is none: older runs have no such
         keys."""
         values = {name: getattr(self, name) for name in FIELDS}
@@ -236,7 +236,7 @@ class Servers:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    async def tools(self) -> list[tuple[str, Any]]:
+    async def tools(self) -> list[tuple[str, object]]:
         """Start the servers that are not running and return (name of the server, tool) of all.
 
         *Raises* ConfigError for a server that does not start.
@@ -263,7 +263,7 @@ class Servers:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(STOP_LIMIT_S)
 
-    async def _all_tools(self) -> list[tuple[str, Any]]:
+    async def _all_tools(self) -> list[tuple[str, object]]:
         connections = await asyncio.gather(
             *(server.connection() for server in self.servers.values())
         )

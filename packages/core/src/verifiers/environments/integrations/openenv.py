@@ -92,8 +92,8 @@ class OpenEnvEnv(MultiTurnEnv):
         self,
         url: str,
         action_parser: Callable[[str], Any] | None = None,
-        obs_to_text: Callable[[Mapping[str, Any]], Any] | None = None,
-        reset_args: Mapping[str, Any] | None = None,
+        obs_to_text: Callable[[Mapping[str, Any]], object] | None = None,
+        reset_args: Mapping[str, object] | None = None,
         num_train_episodes: Annotated[
             int, Free("how many rows; every row has a content hash")
         ] = 1000,
@@ -171,7 +171,7 @@ class OpenEnvEnv(MultiTurnEnv):
         else:
             message = completion[-1]
         rewards: list[float] = []
-        replies: list[Any] = []
+        replies: list[object] = []
         is_done = False
         try:
             actions = await self._actions(message, session)
@@ -216,7 +216,7 @@ class OpenEnvEnv(MultiTurnEnv):
 
     async def _actions(
         self, message: Message, session: _Session
-    ) -> list[tuple[dict[str, Any], str | None]]:
+    ) -> list[tuple[dict[str, object], str | None]]:
         """The actions of a turn, each with the id of its tool call. *Raises* ValueError without
         a call."""
         text = message_text(message)

@@ -43,7 +43,7 @@ class Generator:
 
     name: str
     weight: float
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
 
 
 class QuestionOptions(RowOptions, total=False):
@@ -169,7 +169,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             entry: dict[str, object] = self._questions[index]
             return entry
 
-    def _row(self, index: int) -> dict[str, Any]:
+    def _row(self, index: int) -> dict[str, object]:
         entry = self._entry(index)
         answer = entry["answer"]
         name = entry["metadata"]["source_dataset"]
@@ -215,7 +215,7 @@ def _generators(gym: object) -> list[Generator]:
     return generators
 
 
-def _check(generator: Generator, registered: Mapping[str, tuple[Any, Any]]) -> None:
+def _check(generator: Generator, registered: Mapping[str, tuple[object, Any]]) -> None:
     """*Raises* ConfigError for an unknown generator, or a generator that refuses its
     configuration."""
     if generator.name not in registered:

@@ -115,7 +115,7 @@ class TextArenaEnv(MultiTurnEnv):
         self.game, self.feedback_fn, self.seed = game, feedback_fn, seed
         self._prototype_lock = threading.Lock()
         self._prototype: Any = None
-        self._word_lists: dict[int, Any] = {}
+        self._word_lists: dict[int, object] = {}
 
     # --- one game ---------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ def _as_text(observation: str | Iterable[tuple[int, str, object]] | None) -> str
     return "\n".join(message for _, message, _ in observation or ())
 
 
-def _word_lists(game: object, depth: int = 4) -> Iterator[Any]:
+def _word_lists(game: object, depth: int = 4) -> Iterator[object]:
     """Yield the word lists among the attributes of a game, its wrappers and its helpers."""
     for value in list(getattr(game, "__dict__", {}).values()):
         if isinstance(value, list | tuple | set | frozenset):
