@@ -93,7 +93,7 @@ legacy_modules.register()
 moved.register("verifiers", moved.MOVED)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "__all__":
         return sorted({*_HOME, *_names_of_others(only_light=True)})
     if module := _HOME.get(name):

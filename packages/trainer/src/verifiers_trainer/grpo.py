@@ -333,7 +333,7 @@ def _required(function: Callable[..., object]) -> set[str]:
     return {p.name for p in parameters if p.default is p.empty and p.kind not in kinds}
 
 
-def _of_siblings(function: Callable[..., object], calls: CallsOfRewards) -> Callable[..., Any]:
+def _of_siblings(function: Callable[..., object], calls: CallsOfRewards) -> Callable[..., object]:
     """A reward function of TRL as a function of a group."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())

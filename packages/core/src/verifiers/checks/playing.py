@@ -163,7 +163,7 @@ def _counted_cleanup(env: Environment) -> Iterator[Counter[str]]:
 
     def counting(name: str, handler: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(handler)
-        def counted(*args: object, **kwargs: object) -> Any:
+        def counted(*args: object, **kwargs: object) -> object:
             counts[name] += 1
             return handler(*args, **kwargs)
 

@@ -71,14 +71,14 @@ def answer(env: Environment, example: Example, request: ModelRequest) -> str | l
     return formatted(env, example, list(texts))
 
 
-def solution(env: Environment, example: Example, request: ModelRequest) -> Any:
+def solution(env: Environment, example: Example, request: ModelRequest) -> object:
     """The reply of the environment's oracle."""
     assert env.oracle is not None
     number = _num_replies(request.prompt) - _num_replies(example.row["prompt"])
     return oracle_reply(env.oracle(example.row), request, number)
 
 
-def oracle_reply(replies: object, request: ModelRequest, number: int) -> Any:
+def oracle_reply(replies: object, request: ModelRequest, number: int) -> object:
     """The ``number``-th reply of what an oracle returned; a list repeats its last reply."""
     if callable(replies):
         return replies(request)

@@ -95,14 +95,14 @@ class ResponseSDK(Protocol):
     """An object with ``get_response``, for type checkers."""
 
     @property
-    def get_response(self) -> Any: ...
+    def get_response(self) -> object: ...
 
 
 class NamedModel(Protocol):
     """A live model with ``name_or_path``, for type checkers."""
 
     @property
-    def name_or_path(self) -> Any: ...
+    def name_or_path(self) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.runtime.json import canonical_json, in_utf8
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 INPUT_COLUMNS = ("prompt", "answer", "info", "task", "example_id")
 
 
-def to_dataset(rows: Sequence[Mapping[str, object]]) -> Any:
+def to_dataset(rows: Sequence[Mapping[str, object]]) -> Dataset:
     """Build a ``datasets.Dataset`` with the union of the columns; absent cells are None."""
     import datasets
 

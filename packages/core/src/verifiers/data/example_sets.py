@@ -13,13 +13,16 @@ import operator
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from verifiers.data.text import extract_boxed_answer, extract_hash_answer, strip_non_numeric
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.runtime.suggest import closest
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 ARITHMETIC_SPLITS = {"test": 200, "train": 2000}
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -43,7 +46,7 @@ class HubSet:
 
 def load_example_dataset(
     name: str = "gsm8k", split: str | None = None, n: int | None = None, seed: int = 0
-) -> Any:
+) -> Dataset:
     """Load a ``datasets.Dataset`` with the columns ``question``, ``answer`` and ``task``
     (``name``).
 

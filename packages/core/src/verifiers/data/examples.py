@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import NoneType
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from verifiers.data.sources import DatasetLike, Rows, Source, is_builder
 from verifiers.errors import DatasetError
 from verifiers.runtime.json import canonical_json
 from verifiers.types import Immutable
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 __all__ = [
     "Example",
@@ -196,7 +199,7 @@ class Table(Sequence[Example]):
         examples = self._store.examples([next(order) for _ in range(n)])
         return [copy_row(example.row) for example in examples]
 
-    def to_hf(self) -> Any:
+    def to_hf(self) -> Dataset:
         """Return the rows as a lossless ``datasets.Dataset``; see ``data.arrow``."""
         from verifiers.data.arrow import to_dataset
 

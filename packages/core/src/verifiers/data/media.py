@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from typing import Any
 
 _NAMES = {
     "image/jpg": "image/jpeg",
@@ -84,7 +83,7 @@ def split_data_url(url: str) -> tuple[str, str] | None:
     return media_type(words[0] if len(words) > 1 else "", data), data
 
 
-def properly_named(part: object) -> Any:
+def properly_named(part: object) -> object:
     """Return a content part with the registered name of its media type; the same object where it
     has that."""
     if not isinstance(part, Mapping):

@@ -33,7 +33,7 @@ class HubTable(Protocol):
     """A ``datasets.Dataset``, for type checkers: an object with ``column_names``."""
 
     @property
-    def column_names(self) -> Any: ...
+    def column_names(self) -> object: ...
 
 
 DatasetLike: TypeAlias = (

@@ -40,7 +40,7 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "HarborEnv":
         from verifiers.runtime.installed import public_name
 

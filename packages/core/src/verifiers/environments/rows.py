@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.data.examples import RowFormat, Table
 from verifiers.data.kept_rows import read_kept_rows
 from verifiers.data.sources import DatasetLike
 from verifiers.rollouts.contract import LoadedFrom
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 class Rows:
@@ -60,7 +63,7 @@ class Rows:
         )
         return self._tables[0]  # type: ignore[return-value]  # one of the two exists
 
-    def get_dataset(self, n: int = -1, seed: int | None = None) -> Any:
+    def get_dataset(self, n: int = -1, seed: int | None = None) -> Dataset:
         """The training set as a ``datasets.Dataset``: ``n`` rows (-1 = all), shuffled by ``seed``;
         changes nothing.
 
@@ -68,17 +71,17 @@ class Rows:
         """
         return Table.required(self.train_table, self).take(n, seed).to_hf()
 
-    def get_eval_dataset(self, n: int = -1, seed: int | None = None) -> Any:
+    def get_eval_dataset(self, n: int = -1, seed: int | None = None) -> Dataset:
         """The evaluation set as a ``datasets.Dataset``; see ``get_dataset``."""
         return self.eval_table.take(n, seed).to_hf()
 
     @property
-    def dataset(self) -> Any:
+    def dataset(self) -> Dataset | None:
         """The formatted training set; None without a set."""
         return None if self.train_table is None else self.get_dataset()
 
     @property
-    def eval_dataset(self) -> Any:
+    def eval_dataset(self) -> Dataset | None:
         """The formatted evaluation set; None without a set."""
         return None if self._tables[1] is None else self.get_eval_dataset()
 

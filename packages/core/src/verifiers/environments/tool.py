@@ -294,7 +294,7 @@ class ToolEnv(MultiTurnEnv):
         run_limit_s = None if state is None or state.run is None else state.run.rollout_timeout_s
         limits_s = [limit for limit in (run_limit_s, self.timeout_seconds) if limit is not None]
 
-        def call_tool() -> Any:
+        def call_tool() -> object:
             return listed(call(), self.max_tool_result_chars)
 
         call_tool.__name__ = tool

@@ -21,7 +21,7 @@ MAX_DEFINITIONS_CHARS = 2**20
 """Of all tools of a server together, which are in every request and in every saved row."""
 
 
-def listed(result: object, limit: int) -> Any:
+def listed(result: object, limit: int) -> object:
     """At most ``limit`` values of an iterator, whose text would be its address; another result
     unchanged.
 
@@ -33,7 +33,7 @@ def listed(result: object, limit: int) -> Any:
     return result
 
 
-async def all_listed(result: object, limit: int) -> Any:
+async def all_listed(result: object, limit: int) -> object:
     """``listed``, of an asynchronous iterator too."""
     if not isinstance(result, AsyncIterator):
         return listed(result, limit)

@@ -38,7 +38,7 @@ async def maybe_await(function: object, *args: object, **kwargs: object) -> Any:
     return await author_code.maybe_await(function(*args, **kwargs))
 
 
-async def maybe_call_with_named_args(function: Callable[..., object], **kwargs: object) -> Any:
+async def maybe_call_with_named_args(function: Callable[..., object], **kwargs: object) -> object:
     """Call ``function`` with those of ``kwargs`` that it declares, all of them for ``**kwargs``;
     await where needed."""
     parameters = inspect.signature(function).parameters

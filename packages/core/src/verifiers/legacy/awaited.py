@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from verifiers.legacy.usage import StateUsageTracker
@@ -102,13 +103,13 @@ class FinishedTuple(tuple[Any, ...], Finished):
     __slots__ = ()
 
 
-def finish_states(module: Any) -> None:
+def finish_states(module: ModuleType) -> None:
     """Give states the methods of ``Finished``, and their older keys."""
     _make_finished(module.State)
     module.State.OLDER = {"usage_tracker": lambda state: StateUsageTracker(state.record.usage)}
 
 
-def finish_results(module: Any) -> None:
+def finish_results(module: ModuleType) -> None:
     """Give results the methods of ``Finished``, and a constructor that takes columns."""
     _make_finished(module.GenerateOutputs)
 

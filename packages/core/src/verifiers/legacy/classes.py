@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from verifiers import compat
@@ -19,7 +20,7 @@ OLDER_FORM = "Older form; see"
 """How the docstring of a method of ``add_methods`` begins; the reference leaves these out."""
 
 
-def adapt_environments(module: Any) -> None:
+def adapt_environments(module: ModuleType) -> None:
     """Add the older names, and adapt the environments of this package and those that authors
     define."""
     from verifiers.legacy.calls import older_rollout, older_run
@@ -44,12 +45,12 @@ def adapt_environments(module: Any) -> None:
     adapt(base)
 
 
-def adapt_tool_environments(module: Any) -> None:
+def adapt_tool_environments(module: ModuleType) -> None:
     """Add the older names of attributes."""
     add_properties(module.ToolEnv, compat.TOOL_PROPERTIES)
 
 
-def adapt_clients(module: Any) -> None:
+def adapt_clients(module: ModuleType) -> None:
     """A subclass of ``Client`` that defines no ``complete`` has the methods of ``TemplateClient``."""
     client = module.Client
 

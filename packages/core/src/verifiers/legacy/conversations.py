@@ -23,6 +23,8 @@ from verifiers.rollouts.state import TrajectoryStepTokens
 from verifiers.types import Message, Messages, ModelRequest, Response
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from verifiers.data.sources import DatasetLike
 
 
@@ -33,14 +35,14 @@ def format_dataset(
     question_key: str = "question",
     answer_key: str = "answer",
     map_kwargs: Mapping[str, object] | None = None,
-) -> Any:
+) -> Dataset:
     """A ``datasets.Dataset`` with prompts and ids, as environments build it; ``map_kwargs`` have no
     effect."""
     parameters = {"system_prompt": system_prompt, "few_shot": few_shot}
     return Table.of(dataset, question_key=question_key, answer_key=answer_key, **parameters).to_hf()
 
 
-def sanitize_tool_calls(messages: Iterable[object] | str) -> Any:
+def sanitize_tool_calls(messages: Iterable[object] | str) -> object:
     """The messages with each tool call as a JSON string, for a dataset column; plain text
     unchanged."""
     if isinstance(messages, str):
@@ -48,7 +50,7 @@ def sanitize_tool_calls(messages: Iterable[object] | str) -> Any:
     return [_with_json_calls(message) for message in normalize_chat(messages)]
 
 
-def strip_nones_from_content(messages: Iterable[Mapping[str, object]] | str) -> Any:
+def strip_nones_from_content(messages: Iterable[Mapping[str, object]] | str) -> object:
     """The messages without None-valued keys in their content parts; plain text unchanged."""
     if isinstance(messages, str):
         return messages

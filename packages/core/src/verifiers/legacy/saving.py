@@ -66,7 +66,7 @@ def states_to_outputs(
     return [state_to_output(state, state_columns) for state in states]
 
 
-def make_serializable(value: object) -> Any:
+def make_serializable(value: object) -> object:
     """A value that ``json.dumps`` takes: dates and paths as text, exceptions as ``repr``, other
     objects as ``str``.
 

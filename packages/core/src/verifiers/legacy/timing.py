@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from verifiers.compat import TIMES
@@ -32,7 +33,7 @@ class Span:
         return self.duration
 
 
-def adapt_timing(module: Any) -> None:
+def adapt_timing(module: ModuleType) -> None:
     """Times are also read by their older names."""
     module.Timing.__missing__ = _missing
 

@@ -14,6 +14,8 @@ from verifiers.environments.base import Environment
 from verifiers.legacy import conversations
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from verifiers.data.sources import DatasetLike
     from verifiers.legacy.conversations import HasChoices
 
@@ -48,7 +50,7 @@ def format_prompt(
     return [*system, *map(dict, few_shot or ()), {"role": "user", "content": prompt_str}]
 
 
-def format_dataset(env: Environment, dataset: DatasetLike, *args: Any, **options: Any) -> Any:
+def format_dataset(env: Environment, dataset: DatasetLike, *args: Any, **options: Any) -> Dataset:
     """``verifiers.utils.data_utils.format_dataset``."""
     return conversations.format_dataset(dataset, *args, **options)
 

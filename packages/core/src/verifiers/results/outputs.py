@@ -50,6 +50,11 @@ from verifiers.rollouts.state import State
 from verifiers.rollouts.typed_fields import ResultColumns
 from verifiers.runtime.suggest import check_keywords
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from pandas import DataFrame
+    from pyarrow import Table
+
 COLUMNS = {SAVED[name].column: name for name in ALWAYS if name != "metrics"} | {"states": "state"}
 """Column name -> field of a rollout; both names read the column."""
 DATASET_COLUMNS = (
@@ -294,7 +299,7 @@ class GenerateOutputs(ResultColumns):
             threshold=threshold,
         )
 
-    def to_dataset(self) -> Any:
+    def to_dataset(self) -> Dataset:
         """The rollouts as a ``datasets.Dataset``; unknown numbers are null. Each row also names its
         environment, its model and, by ``example_hash``, its example."""
         facts = facts_of_run(self.metadata)
@@ -302,11 +307,11 @@ class GenerateOutputs(ResultColumns):
         order = [*dict.fromkeys(name for output in self.outputs for name in output)]
         return rows_to_dataset(list(rows), order)
 
-    def to_arrow(self) -> Any:
+    def to_arrow(self) -> Table:
         """The rollouts as a ``pyarrow.Table``, one row per rollout; unknown numbers are null."""
         return self.to_dataset().data.table
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> DataFrame:
         """The rollouts as a ``pandas.DataFrame``, one row per rollout; unknown numbers are NaN."""
         return self.to_dataset().to_pandas()
 
@@ -479,7 +484,7 @@ def make_dataset(
     hub_name: str | None = None,
     state_columns: Sequence[str] | None = None,
     **older: object,
-) -> Any:
+) -> Dataset:
     """The results as a ``datasets.Dataset`` with the columns ``DATASET_COLUMNS``, each metric, and
     ``state_columns``.
 

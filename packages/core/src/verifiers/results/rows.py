@@ -227,7 +227,7 @@ def _with_flat_metrics(output: RolloutOutput) -> RolloutOutput:
     return output
 
 
-def example_key(output: Mapping[str, object]) -> Any:
+def example_key(output: Mapping[str, object]) -> object:
     """The key that siblings share: the hash of their example if stored, else its id; with the run
     in rollouts of several runs."""
     key = output.get("example_hash") or output["example_id"]

@@ -283,7 +283,7 @@ def _mark(kind: str, function: Callable[..., object] | None, options: Options) -
             f'@{kind}(stage={options.stage!r}): write stage="rollout" or stage="group"'
         )
 
-    def mark(target: Callable[..., object]) -> Callable[..., Any]:
+    def mark(target: Callable[..., object]) -> Callable[..., object]:
         if not callable(target):
             raise ConfigError(
                 f"@{kind} marks a method, not {type(target).__name__}; options go by keyword"
@@ -425,7 +425,7 @@ def fault(name: str, error: BaseException) -> EnvironmentFault:
     return environment_fault
 
 
-async def call_handler(env: object, handler: Callable[..., object], state: State) -> Any:
+async def call_handler(env: object, handler: Callable[..., object], state: State) -> object:
     """Call a sync or async marked method with ``state`` and the ``EXTRA_PARAMETERS`` that it
     declares."""
     extras = extra_parameters(getattr(handler, "__func__", handler))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 
-def same(value: object) -> Any:
+def same(value: object) -> object:
     """The value as it is."""
     return value
 

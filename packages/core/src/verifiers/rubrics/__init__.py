@@ -43,7 +43,7 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'verifiers.rubrics' has no attribute {name!r}")
     return getattr(importlib.import_module(f"verifiers.rubrics.{_LAZY[name]}"), name)

@@ -133,7 +133,7 @@ def function_name(function: Callable[..., object]) -> str:
     return getattr(function, "__name__", None) or type(function).__name__
 
 
-def new_name(func: Callable[..., Any], names: set[str]) -> str:
+def new_name(func: Callable[..., object], names: set[str]) -> str:
     """The name of a function beside those of ``names``; lambdas are numbered. *Raises* ConfigError
     for a duplicate."""
     name = function_name(func)

@@ -133,12 +133,12 @@ class Declarations:
         return self._funcs, self._weights, None
 
     @property
-    def funcs(self) -> Sequence[Callable[..., Any]]:
+    def funcs(self) -> Sequence[Callable[..., object]]:
         """The functions, a list that may be changed or assigned together with ``weights``."""
         return self._funcs
 
     @funcs.setter
-    def funcs(self, funcs: Sequence[Callable[..., Any]]) -> None:
+    def funcs(self, funcs: Sequence[Callable[..., object]]) -> None:
         self._funcs = funcs if isinstance(funcs, list) else list(funcs)
 
     @property
@@ -154,7 +154,7 @@ class Declarations:
         """Names of all functions, including metrics, in declaration order."""
         return [f.name for f in self.functions]
 
-    def get_reward_funcs(self) -> list[Callable[..., Any]]:
+    def get_reward_funcs(self) -> list[Callable[..., object]]:
         return list(self.funcs)
 
     def get_reward_weights(self) -> list[float]:

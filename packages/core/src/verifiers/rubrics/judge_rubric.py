@@ -53,7 +53,7 @@ class ScoreOptions(ScoringOptions, total=False):
     aggregation: judging.Aggregation
     score_range: Sequence[float] | None
     require_all: bool
-    funcs: Sequence[Callable[..., Any]] | None
+    funcs: Sequence[Callable[..., object]] | None
     weights: Sequence[float] | None
 
 
@@ -367,7 +367,7 @@ class JudgeRubric(Rubric):
             self._clients[model] = client_and_model(self._client_for(model), model)
         return self._clients[model]
 
-    def _client_for(self, model: ModelLike) -> Any:
+    def _client_for(self, model: ModelLike) -> Client:
         if isinstance(self.judge_client, Mapping):
             client = self.judge_client[model]
         else:

@@ -55,7 +55,7 @@ class ScoringOptions(TypedDict, total=False):
 class RubricOptions(ScoringOptions, total=False):
     """The parameters of ``Rubric``, for the constructors of its subclasses."""
 
-    funcs: Sequence[Callable[..., Any]] | None
+    funcs: Sequence[Callable[..., object]] | None
     weights: Sequence[float] | None
     parser: Parser | None
 

@@ -90,7 +90,7 @@ class RubricGroup(Rubric):
     def parser(self, parser: Parser) -> None:
         self.rubrics[0].parser = parser
 
-    def add_reward_func(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def add_reward_func(self, func: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         """Add a function to the first child; its metric gets a distinct name if another child uses
         the name."""
         self.rubrics[0].add_reward_func(func, *args, **kwargs)
@@ -116,12 +116,12 @@ class RubricGroup(Rubric):
         return tuple(function for functions in by_child for function in functions)
 
     @property
-    def funcs(self) -> Sequence[Callable[..., Any]]:
+    def funcs(self) -> Sequence[Callable[..., object]]:
         """The children's functions; those of a child are changed there."""
         return tuple(f.function for f in self.functions)
 
     @funcs.setter
-    def funcs(self, funcs: Sequence[Callable[..., Any]]) -> None:
+    def funcs(self, funcs: Sequence[Callable[..., object]]) -> None:
         raise ConfigError(
             "funcs are those of several rubrics; assign them to a rubric of the group", key="funcs"
         )

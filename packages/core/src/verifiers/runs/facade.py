@@ -18,6 +18,8 @@ from verifiers.runtime.calls import blocking_form, dual, either
 from verifiers.runtime.signatures import spell_out
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from verifiers.clients.protocol import ClientLike, ModelLike
     from verifiers.data.sources import DatasetLike
     from verifiers.results import GenerateOutputs
@@ -153,7 +155,7 @@ class RunMethods:
         )
         return [state_to_output(state, state_columns) for state in states]
 
-    def make_dataset(self, results: GenerateOutputs, *args: Any, **options: Any) -> Any:
+    def make_dataset(self, results: GenerateOutputs, *args: Any, **options: Any) -> Dataset:
         """``results`` as a ``datasets.Dataset``; see ``verifiers.make_dataset``."""
         from verifiers.results import make_dataset
 

@@ -53,9 +53,9 @@ class EvaluateOptions(SamplingOptions, total=False):
     preflight: bool
     progress: Progress | None
     on_start: Callable[..., object] | None
-    on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None
-    on_log: Callable[[str], Any] | None
-    on_results: Callable[[GenerateOutputs], Any] | None
+    on_progress: Callable[..., object] | Sequence[Callable[..., object]] | None
+    on_log: Callable[[str], object] | None
+    on_results: Callable[[GenerateOutputs], object] | None
     push_to_hub: bool
     hub_name: str | None
 

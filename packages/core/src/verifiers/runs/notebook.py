@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
+from types import ModuleType
 from typing import Any
 
 from verifiers.results.rows import RolloutOutput
@@ -77,6 +78,6 @@ class NotebookProgress:
         )
 
 
-def _ipython() -> Any:
+def _ipython() -> ModuleType:
     """``IPython.display``, which a kernel has loaded; it has no types."""
     return importlib.import_module("IPython.display")

@@ -45,7 +45,7 @@ class SamplingOptions(TypedDict, total=False):
     top_logprobs: int | None
     reasoning_effort: str | None
     skip_special_tokens: bool | None
-    extra_body: Mapping[str, Any] | None
+    extra_body: Mapping[str, object] | None
     max_new_tokens: int | None
     max_completion_tokens: int | None
 
@@ -171,13 +171,13 @@ class RunOptions:
     """Called once as ``on_start(num_pending)``, before the first rollout; a callback of two
     parameters as ``on_start(inputs, pending_inputs)``, with the rows of the plan. Sync or async,
     like the other callbacks."""
-    on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None
+    on_progress: Callable[..., object] | Sequence[Callable[..., object]] | None = None
     """Called as ``on_progress(outputs, metadata)`` with the rollouts that just became durable; a
     callback of three parameters as ``on_progress(all_outputs, outputs, metadata)``. May be a list
     of callbacks."""
-    on_log: Callable[[str], Any] | None = None
+    on_log: Callable[[str], object] | None = None
     """Called as ``on_log(text)`` with log lines: the run directory, resumed rollouts, warnings."""
-    on_results: Callable[[GenerateOutputs], Any] | None = None
+    on_results: Callable[[GenerateOutputs], object] | None = None
     """Called with the results, in a worker thread unless it is async, to write copies of them. A run
     is complete when it has returned: after an error, a signal or a kill the same call asks the model
     nothing and only writes the copies."""

@@ -83,7 +83,7 @@ class _Unawaited(Coroutine[Any, Any, T]):
     def __await__(self) -> Generator[Any, Any, T]:
         return self._work.__await__()
 
-    def send(self, value: object) -> Any:
+    def send(self, value: object) -> object:
         return self._work.send(value)
 
     def throw(self, *error: Any) -> object:

@@ -114,7 +114,7 @@ def not_installed(name: str, label: str, group: str) -> str:
     return f"{label} is in {recorded.distribution}, which is not installed: {line}"
 
 
-def public_name(name: str) -> Any:
+def public_name(name: str) -> object:
     """``vf.NAME`` of another distribution. *Raises* AttributeError that says how to install it."""
     group = NAMES if name in provided(NAMES) else HEAVY_NAMES
     try:

@@ -303,7 +303,7 @@ def without_secrets(
     return remaining, left_out
 
 
-def redacted_column(column: object) -> Any:
+def redacted_column(column: object) -> object:
     """A column of a saved rollout without the values of credentials' names; its texts are data and
     stay."""
     return _walk(column, lambda text, name: HIDDEN, is_credential_name)
@@ -319,7 +319,7 @@ def digested(settings: object) -> Any:
     return _walk(settings, _digested, is_secret_name, _digested_text)
 
 
-def without_digest(value: object) -> Any:
+def without_digest(value: object) -> object:
     """A redacted text without its digest, other values unchanged: version 0.2.0
     stored no digests."""
     return _DIGEST.sub("", value) if isinstance(value, str) and HIDDEN in value else value

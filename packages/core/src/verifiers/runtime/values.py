@@ -172,7 +172,7 @@ def adapter(hint: object) -> TypeAdapter[Any]:
     return TypeAdapter(hint, config=_EXACT)  # type: ignore[arg-type]
 
 
-def convert(value: object, hint: object, in_python: bool = False) -> Any:
+def convert(value: object, hint: object, in_python: bool = False) -> object:
     """Return the value as pydantic reads it: by its notation if it has any; a whole number with a
     range of floats is a float. ``in_python``: the value can be None, which a file cannot say.
 

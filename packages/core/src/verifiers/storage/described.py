@@ -184,7 +184,7 @@ def _key(key: object) -> str:
     return key if isinstance(key, str) else str(describe(key))
 
 
-def _bounded(members: object, length: int) -> Any:
+def _bounded(members: object, length: int) -> object:
     """The members, or their hash if they are long."""
     if not length:
         return members

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from verifiers import compat
 from verifiers.runtime.redaction import digested
@@ -62,7 +62,7 @@ class Identified:
 
     if not TYPE_CHECKING:  # a type checker reads the parameters of ``__init__``
 
-        def __new__(cls, *args: object, **kwargs: object) -> Any:
+        def __new__(cls, *args: object, **kwargs: object) -> Self:
             self = super().__new__(cls)
             arguments = constructor_of(cls).by_name(args, kwargs)
             object.__setattr__(self, "_constructor_arguments", arguments)
@@ -217,7 +217,7 @@ class RubricParts(Protocol):
 
     def get_reward_func_names(self) -> list[str]: ...
 
-    def get_reward_funcs(self) -> list[Callable[..., Any]]: ...
+    def get_reward_funcs(self) -> list[Callable[..., object]]: ...
 
     def get_reward_weights(self) -> list[float]: ...
 

@@ -67,7 +67,7 @@ def __dir__() -> list[str]:
 
 if not TYPE_CHECKING:  # so that a misspelt name is an error
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name not in _HOME:
             raise AttributeError(f"module 'verifiers.testing' has no attribute {name!r}")
         return getattr(importlib.import_module(f"verifiers.{_HOME[name]}"), name)

@@ -33,7 +33,7 @@ class Replies:
         self._strict = strict
         self._turn = itertools.count()
 
-    async def next(self, request: ModelRequest) -> Any:
+    async def next(self, request: ModelRequest) -> object:
         """The reply to this request. Raises: ``ConfigError`` when the script has none."""
         replies = self._replies
         if isinstance(replies, str):

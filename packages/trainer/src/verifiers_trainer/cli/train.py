@@ -76,7 +76,7 @@ class _Command(click.Command):
         return super().parse_args(ctx, list(alone))
 
 
-def _common(command: Callable[..., object]) -> Callable[..., Any]:
+def _common(command: Callable[..., object]) -> Callable[..., object]:
     """Add the options of both commands."""
     for option in (
         click.version_option(package_name="verifiers-trainer", prog_name="vf-train"),

@@ -45,7 +45,7 @@ def difficulty_at(schedule: Sequence[Sequence[Any]] | None, epochs: float) -> An
 
 def reader_of(
     key: str | Callable[[Mapping[str, object]], object],
-) -> Callable[[Mapping[str, Any]], object]:
+) -> Callable[[Mapping[str, object]], object]:
     """A function from a row to its difficulty, from a column name, a function, or the import path
     of a function.
 

@@ -138,7 +138,7 @@ def answer_columns(
     }
 
 
-def tagged_answers(env: Environment) -> Callable[[dict[str, Any]], str]:
+def tagged_answers(env: Environment) -> Callable[[dict[str, object]], str]:
     """A function from a row to its ``answer`` inside the tags that the environment's
     parser reads."""
     parser = env.parser

@@ -33,6 +33,7 @@ from verifiers_trainer.policy.adapter_files import (
 from verifiers_trainer.policy.loading import get_model
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
     from verifiers_trainer.settings.config import RLConfig
@@ -250,14 +251,14 @@ def _kind(base: nn.Module, name: str) -> str:
 # --- merging --------------------------------------------------------------------------------------
 
 
-def merge_precisely(model: Any) -> Any:
+def merge_precisely(model: Any) -> PreTrainedModel:
     """As ``merge``, computed in float32, with the precision of the base."""
     quantization.require_mergeable(model, "leave --merged or merge_adapter out")
     dtype = next(model.get_base_model().parameters()).dtype
     return merge(model.float()).to(dtype)
 
 
-def merge(model: Any) -> Any:
+def merge(model: Any) -> PreTrainedModel:
     """The base of ``model`` with its adapter merged into the weights, in place.
 
     A head tied to the embeddings is untied where the adapter covers either of them. *Raises*

@@ -38,6 +38,7 @@ from verifiers_trainer.settings.config import RLConfig
 
 if TYPE_CHECKING:
     from peft import PeftConfig
+    from transformers import PreTrainedModel
     from transformers.modeling_utils import PreTrainedModel
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -277,7 +278,7 @@ def members(env: Environment) -> Iterator[Environment]:
         yield env
 
 
-def prepare(model: Any, config: RLConfig, peft_config: PeftConfig | None) -> Any:
+def prepare(model: Any, config: RLConfig, peft_config: PeftConfig | None) -> PreTrainedModel:
     """Apply the settings: wrap the model in an adapter, disable dropout, make trainable weights
     fp32; return it.
 

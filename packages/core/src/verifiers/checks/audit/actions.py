@@ -64,7 +64,7 @@ def tool_policies(write: Format, answers: Answers) -> list[NonSolution]:
         return [_call(function, turn.number) for function in functions]
 
     def each_tool_then(end: Policy) -> Policy:
-        def reply(turn: Turn) -> Any:
+        def reply(turn: Turn) -> object:
             is_left = turn.number < len(turn.request.tools or ())
             return calls(turn, turn.number) if is_left else end(turn)
 
@@ -132,7 +132,7 @@ def runs_code(env: Environment, examples: Sequence[Example], solution: str) -> b
 def _policies_of(write: Format, code: str) -> dict[str, Policy]:
     """Where a reply can hold code -> the policy that writes it there."""
 
-    def in_tool(turn: Turn) -> Any:
+    def in_tool(turn: Turn) -> object:
         for tool in turn.request.tools or () if turn.number == 0 else ():
             function = tool.get("function") or tool
             if (parameter := _code_parameter(function)) is not None:

@@ -198,7 +198,7 @@ def read_words(words: Sequence[str], is_setting: Callable[[str], bool]) -> Words
     return read
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str) -> object:
     """The text parsed as a TOML value, or the text itself when that fails.
 
     >>> parse_value("5"), parse_value("[1, 2]"), parse_value("builtin:tiny"), parse_value("true")
@@ -233,7 +233,7 @@ def unknown_option(flag: str, choices: Iterable[str], command: str) -> str:
 # --- values ---------------------------------------------------------------------------------------
 
 
-def accept(assignment: Assignment, hint: object) -> Any:
+def accept(assignment: Assignment, hint: object) -> object:
     """The value of an assignment, converted to the type of ``hint``. *Raises* ``ValueError`` as
     `convert`.
 

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """A name of ``command``: until 0.2.0 that module had the path of this package."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
