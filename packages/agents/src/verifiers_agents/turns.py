@@ -387,7 +387,7 @@ class AgentTurns(MultiTurnEnv):
                 ) from error
             raise
 
-    def _sampling(self, state: State, call: Call) -> dict[str, Any]:
+    def _sampling(self, state: State, call: Call) -> dict[str, object]:
         """The sampling arguments of the agent's request that count in this run."""
         settings = {**self.sampling_args, **(state["sampling_args"] or {})}
         theirs = call.request.sampling_args

@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-from typing import Any
 
 from verifiers.legacy import modules as legacy_modules
 from verifiers.legacy import moved

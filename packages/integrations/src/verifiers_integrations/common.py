@@ -225,7 +225,7 @@ def limit(
 
 def _head(
     get: Callable[[], Sequence[Mapping[str, object]]], count: int | None
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     rows = get()
     return [
         peer_task(rows[index])

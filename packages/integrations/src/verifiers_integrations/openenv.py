@@ -105,14 +105,14 @@ class Session:
     def __init__(self, env: Environment):
         self._env = env
         self.episode_id, self.num_steps = "", 0
-        self._task: dict[str, Any] = {}
+        self._task: dict[str, object] = {}
         self._rollout: asyncio.Task[Any] | None = None
         self._calls: asyncio.Queue[tuple[ModelRequest, asyncio.Future[Response]]] = asyncio.Queue()
         self._answer: asyncio.Future[Response] | None = None
         self._seen: list[Any] = []
-        self._tools: list[dict[str, Any]] = []
+        self._tools: list[dict[str, object]] = []
 
-    async def reset(self, data: Mapping[str, object]) -> dict[str, Any]:
+    async def reset(self, data: Mapping[str, object]) -> dict[str, object]:
         """Start the rollout of the example that ``data`` names. *Raises* BadMessage where it names
         none."""
         row, task = _example(self._env, data)
@@ -161,7 +161,7 @@ class Session:
         await self._calls.put((request, answer))
         return await answer
 
-    async def _observe(self) -> dict[str, Any]:
+    async def _observe(self) -> dict[str, object]:
         """What the rollout asks next, or how it ended."""
         assert self._rollout is not None
         next_call = asyncio.create_task(self._calls.get())
@@ -172,7 +172,7 @@ class Session:
         next_call.cancel()
         return self._ended(self._rollout.result())
 
-    def _asks(self, request: ModelRequest) -> dict[str, Any]:
+    def _asks(self, request: ModelRequest) -> dict[str, object]:
         prompt = chat_messages(request.prompt)
         follows = [_plain(message) for message in prompt[: len(self._seen)]] == [
             _plain(seen) for seen in self._seen
@@ -328,7 +328,7 @@ class EnvServer:
             reader.cancel()
 
 
-async def _answer_to(text: str, session: Session) -> dict[str, Any] | None:
+async def _answer_to(text: str, session: Session) -> dict[str, object] | None:
     """The answer to a message; None to ``close``."""
     try:
         message = decode_message(text)
@@ -369,7 +369,7 @@ def rows_of(env: Environment, split: str) -> Any:
     return rows
 
 
-def _task(rows: Sequence[Mapping[str, object]], index: int) -> dict[str, Any]:
+def _task(rows: Sequence[Mapping[str, object]], index: int) -> dict[str, object]:
     """The prompt of a row, without its answer."""
     if not -len(rows) <= index < len(rows):
         raise BadMessage(f"the index {index} is outside of {len(rows)} tasks")

@@ -46,7 +46,7 @@ BACKENDS = ("verl", "tinker", "fireworks")
 
 def from_config(
     config: Mapping[str, Any],
-) -> tuple[Environment, dict[str, Any], list[Any], list[Any]]:
+) -> tuple[Environment, dict[str, object], list[Any], list[Any]]:
     """Return (environment, sampling arguments, train tasks, eval tasks) of ``config.verifiers`` and
     ``config.backend``.
 

@@ -73,7 +73,7 @@ def to_dataset(env: Environment, split: str = "train", max_samples: int | None =
     return Dataset.from_list(rows)
 
 
-def _tasks(env: Environment, max_samples: int | None = None) -> dict[str, list[dict[str, Any]]]:
+def _tasks(env: Environment, max_samples: int | None = None) -> dict[str, list[dict[str, object]]]:
     return dict(zip(("train", "eval"), limit(env, max_samples), strict=True))
 
 
@@ -309,7 +309,7 @@ def as_reward_func(env: Environment) -> Any:
         return list(await asyncio.gather(*map(score_rollout, range(len(completions)))))
 
     def reward(
-        prompts: Sequence[object], completions: Sequence[Any], **columns: object
+        prompts: Sequence[object], completions: Sequence[object], **columns: object
     ) -> list[float | None]:
         return blocking(lambda: score(prompts, completions, columns))
 

@@ -238,7 +238,7 @@ class ZmqServer:
         await send(b"reply", {"success": True, "error": None, **answer})
 
     async def _run(
-        self, request: RunRequest, send: Callable[[dict[str, Any]], Any]
+        self, request: RunRequest, send: Callable[[dict[str, object]], Any]
     ) -> dict[str, Any]:
         """Play the rollout, sending its trace; the fields of the last answer. *Raises* whatever it
         cannot play."""
@@ -342,7 +342,7 @@ def row_of(env: Environment, task: Mapping[str, object]) -> dict[str, Any]:
     return columns
 
 
-def _own_row(env: Environment, task: Mapping[str, object]) -> dict[str, Any]:
+def _own_row(env: Environment, task: Mapping[str, object]) -> dict[str, object]:
     split = task.get("split") or ("train" if env.dataset is not None else "eval")
     rows, index = rows_of(env, str(split)), task.get("idx")
     if not isinstance(index, int) or not 0 <= index < len(rows):

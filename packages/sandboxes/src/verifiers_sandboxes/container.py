@@ -173,7 +173,7 @@ class Pipe:
         return pipe
 
     async def request(
-        self, header: dict[str, Any], body: bytes = b""
+        self, header: dict[str, object], body: bytes = b""
     ) -> tuple[dict[str, Any], bytes]:
         if self._end_reason is not None:
             raise ConnectionResetError(self._end_reason)

@@ -118,7 +118,7 @@ class _Commands:
         self._closed = False
 
     async def request(
-        self, header: dict[str, Any], body: bytes = b""
+        self, header: dict[str, object], body: bytes = b""
     ) -> tuple[dict[str, Any], bytes]:
         if self._closed:
             raise ConnectionResetError("closed")

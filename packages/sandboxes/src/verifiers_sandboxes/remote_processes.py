@@ -36,7 +36,7 @@ class InitConnection(Protocol):
     """A connection to one guest init."""
 
     async def request(
-        self, header: dict[str, Any], body: bytes = b""
+        self, header: dict[str, object], body: bytes = b""
     ) -> tuple[dict[str, Any], bytes]:
         """Return the reply: header and body.
 

@@ -206,7 +206,7 @@ class RLTrainer(HFLoop):
             """Whether model, optimizer and engine are ready for a step."""
             self._session = ExitStack()
             """What ``open`` began and ``close`` ends."""
-            self._loss_before: Mapping[str, Any] = {}
+            self._loss_before: Mapping[str, object] = {}
             """The state of the loss before the open step."""
             self._is_own_loop = False
             """Whether ``open`` began it, and not ``train``."""

@@ -289,7 +289,7 @@ def _json(read: Read, inside: str) -> Any:
         return decode_message(read_stream(file, MAX_JSON_BYTES, inside))
 
 
-def _layers(read: Read, name: str, root: Path, budget: Budget) -> dict[str, Any]:
+def _layers(read: Read, name: str, root: Path, budget: Budget) -> dict[str, object]:
     """Unpack the layers of an image, and return its configuration."""
     try:
         manifests = _json(read, "manifest.json")

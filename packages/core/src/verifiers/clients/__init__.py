@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from verifiers.clients.endpoints import EndpointGroup, load_endpoints
 from verifiers.clients.protocol import Client, ClientConfig, EndpointConfig

@@ -342,7 +342,7 @@ def refused_in_history(
     return None
 
 
-def arguments_object(arguments: str) -> dict[str, Any]:
+def arguments_object(arguments: str) -> dict[str, object]:
     """Return tool arguments as an object; text that is none is put under ``RAW_ARGUMENTS``.
 
     >>> arguments_object('{"a": 1}'), arguments_object("[1")

@@ -4,7 +4,7 @@ environments needs none."""
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from verifiers.environments.base import Environment

@@ -136,7 +136,7 @@ def load_environment(env_id: str, **env_args: object) -> Environment:
 
 
 def load(
-    env_id: str, env_args: Mapping[str, Any], env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR
+    env_id: str, env_args: Mapping[str, object], env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR
 ) -> Environment:
     """Build an environment as ``load_environment`` does; ``env_dir`` is the folder of local
     environments."""

@@ -182,7 +182,7 @@ def _write_parquet(rollouts: Rollouts, file: Path, facts: Mapping[str, object]) 
         pass  # again, with the types of all
 
 
-_FILES: dict[str, Callable[[Rollouts, Path, Mapping[str, Any]], None]] = {
+_FILES: dict[str, Callable[[Rollouts, Path, Mapping[str, object]], None]] = {
     ".parquet": _write_parquet,
     ".csv": _write_csv,
     ".jsonl": _write_lines,

@@ -15,7 +15,7 @@ from verifiers.rollouts.turn import Turn
 
 def text_turns(
     prompt: Sequence[Mapping[str, object]] | str,
-    completion: Sequence[Mapping[str, Any]] | str,
+    completion: Sequence[Mapping[str, object]] | str,
     tools: Iterable[Mapping[str, object]] | None,
     tokenizer: Any,
 ) -> list[Turn]:

@@ -441,6 +441,6 @@ def extra_parameters(function: Callable[..., object]) -> tuple[str, ...]:
     return tuple(name for name in EXTRA_PARAMETERS if name in parameters)
 
 
-def extra_arguments(env: object, state: State, names: tuple[str, ...]) -> dict[str, Any]:
+def extra_arguments(env: object, state: State, names: tuple[str, ...]) -> dict[str, object]:
     """The values of the ``EXTRA_PARAMETERS`` in ``names``."""
     return {name: env if name == "env" else state[name] for name in names}

@@ -301,7 +301,7 @@ class Rollout:
         return self.fields() | {"trajectory": self.transcript.to_json()}
 
     @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> Rollout:
+    def from_json(cls, saved: Mapping[str, object]) -> Rollout:
         """The rollout of ``to_json``, or of a saved row; unknown numbers are NaN.
 
         ``advantage`` stays None if it is null: unknown or not computed, which only the whole

@@ -168,7 +168,7 @@ class TrajectoryStep(Turn, View):
         prompt: Messages = "",
         completion: Messages = "",
         response: Response | None = None,
-        tokens: TrajectoryStepTokens | ResponseTokens | Mapping[str, Any] | None = None,
+        tokens: TrajectoryStepTokens | ResponseTokens | Mapping[str, object] | None = None,
         reward: float | None = None,
         advantage: float | None = None,
         is_truncated: bool = False,

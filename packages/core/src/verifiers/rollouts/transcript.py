@@ -254,7 +254,9 @@ def _tokens_to_json(turn: Turn, index_of: Mapping[int, int]) -> dict[str, object
     return prompt | {"prompt_ids": ids.tolist()} | {name: tokens[name] for name in names}
 
 
-def _read_tokens(step: TrajectoryStep, saved: Mapping[str, Any], earlier: Sequence[Turn]) -> None:
+def _read_tokens(
+    step: TrajectoryStep, saved: Mapping[str, object], earlier: Sequence[Turn]
+) -> None:
     parent, num_shared = _parent(saved, earlier)
     step["tokens"] = {name: saved[name] for name in saved if name not in ("parent", "shared")}
     step.token_parent, step.num_shared = parent, num_shared

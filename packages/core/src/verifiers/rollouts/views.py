@@ -49,7 +49,7 @@ class View(_Dict):
     def __len__(self) -> int:
         return len(self.names()) + dict.__len__(self)
 
-    def __or__(self, mapping: Mapping[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+    def __or__(self, mapping: Mapping[str, object]) -> dict[str, Any]:  # type: ignore[override]
         return {**self, **mapping}
 
     def __ior__(self, mapping: Any) -> Any:  # type: ignore[misc]

@@ -6,7 +6,7 @@ Each class is imported on first use: the worker processes that compare mathemati
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from verifiers.rubrics.hybrid_math_rubric import HybridMathRubric

@@ -225,7 +225,7 @@ class ArgumentResolver:
     states: Sequence[State]
     processes: ProcessPool | None = None
     """Worker processes of the running loop, if a function is isolated."""
-    provided: dict[int, Mapping[str, Any] | ScoringError] = field(default_factory=dict)
+    provided: dict[int, Mapping[str, object] | ScoringError] = field(default_factory=dict)
     """Objects by ``id`` of the rubric whose providers returned them, or the failure
     of a provider."""
 

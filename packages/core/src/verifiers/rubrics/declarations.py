@@ -34,7 +34,7 @@ class Declarations:
 
     def __init__(self, parser: Parser | None = None):
         self._parser = parser
-        self.class_objects: dict[str, Any] = {}
+        self.class_objects: dict[str, object] = {}
         """Parameter name -> object passed to functions that declare it."""
         self.score_object_providers: list[Callable[..., Any]] = []
         self.group_score_object_providers: list[Callable[..., Any]] = []

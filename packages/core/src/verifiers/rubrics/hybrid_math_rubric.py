@@ -46,7 +46,7 @@ class HybridMathRubric(JudgeRubric):
     DEFAULT_JUDGE_MODEL: ClassVar[str] = "gpt-5-nano"
     DEFAULT_JUDGE_CLIENT: ClassVar[ClientLike | None] = None
     DEFAULT_JUDGE_PROMPT: ClassVar[str] = judging.MATH_VERDICT_PROMPT
-    DEFAULT_JUDGE_SAMPLING_ARGS: ClassVar[dict[str, Any]] = {}
+    DEFAULT_JUDGE_SAMPLING_ARGS: ClassVar[dict[str, object]] = {}
     DEFAULT_USE_JUDGE_FALLBACK: ClassVar[bool] = False
 
     @spell_out(ScoreOptions, JudgeRubric.__init__)

@@ -202,7 +202,7 @@ _OF_THIS_PROCESS = frozenset("progress on_start on_progress on_log provenance re
 
 def parse(
     env: object, keywords: Mapping[str, object], counts: Sequence[str] = COUNTS
-) -> tuple[RunOptions, dict[str, Any]]:
+) -> tuple[RunOptions, dict[str, object]]:
     """Split the keywords of a call into (options, sampling arguments), with the environment's
     defaults.
 
@@ -244,7 +244,7 @@ def check_sampling(sampling_args: Mapping[str, object]) -> None:
             raise ConfigError(f"sampling_args has no {name!r}, did you mean {near!r}?", key=name)
 
 
-def count(keywords: Mapping[str, Any], name: str, value: int | None) -> int | None:
+def count(keywords: Mapping[str, object], name: str, value: int | None) -> int | None:
     """The value of ``name`` (a name of ``COUNTS``): ``value``, or that of an older keyword.
 
     *Raises* ConfigError when both are given, or the value is not a positive integer.

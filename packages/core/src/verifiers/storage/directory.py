@@ -349,7 +349,7 @@ class RunDirectory:
 
     def open_journal(
         self,
-        on_row: Callable[[dict[str, Any]], None] | None = None,
+        on_row: Callable[[dict[str, object]], None] | None = None,
         checked: tuple[int, int] = (0, 0),
     ) -> Journal:
         """The run's journal, as of ``Journal.open``. Close it before the directory."""

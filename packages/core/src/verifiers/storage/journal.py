@@ -80,7 +80,7 @@ class Journal:
     def open(
         cls,
         path: str | os.PathLike[str],
-        on_row: Callable[[dict[str, Any]], None] | None = None,
+        on_row: Callable[[dict[str, object]], None] | None = None,
         linger_s: float = 0.005,
         checked: tuple[int, int] = (0, 0),
     ) -> Journal:
@@ -167,7 +167,7 @@ class Journal:
         self.close()
 
     def _recover(
-        self, on_row: Callable[[dict[str, Any]], None] | None, start: int, num_rows: int
+        self, on_row: Callable[[dict[str, object]], None] | None, start: int, num_rows: int
     ) -> None:
         fd = self._open_fd()
         with open_file(self.path) as file:

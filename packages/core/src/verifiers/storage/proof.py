@@ -38,7 +38,7 @@ def proof_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     apart: list[tuple[float, str]] = []
     num_unknown = num_compared_tokens = 0
 
-    def compare(line: Mapping[str, Any], kind: str, where: str) -> None:
+    def compare(line: Mapping[str, object], kind: str, where: str) -> None:
         nonlocal num_unknown, num_compared_tokens
         if (multiple := _number(line.get(f"{kind}disagreement"))) is None:
             num_unknown += 1

@@ -88,7 +88,7 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def own_commit() -> dict[str, Any] | None:
+def own_commit() -> dict[str, object] | None:
     """The commit of this library, where it runs from a clone; see ``commit_of``."""
     return commit_of(Path(verifiers.__file__).parent, is_whole=True)
 
@@ -126,7 +126,7 @@ def commit_of(folder: Path, is_whole: bool = False) -> dict[str, object] | None:
     return {"sha": shas[0], "is_clean": all(line.startswith("#") for line in lines)}
 
 
-def environment_facts(env: EnvironmentParts) -> dict[str, Any]:
+def environment_facts(env: EnvironmentParts) -> dict[str, object]:
     """``id``, ``version`` and ``commit`` of an environment, for ``provenance``: of its class, or of
     the first of its reward functions in a clone."""
     library = Path(verifiers.__file__).parent

@@ -10,7 +10,7 @@ The project's own suite tests through them and mocks no client.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from verifiers.runtime.failpoints import failpoint

@@ -47,7 +47,7 @@ class Lines(ScrollView, can_focus=True):
         self.entries: Sequence[Any] = ()
         self.cursor = 0
 
-    def show(self, entries: Sequence[Any]) -> None:
+    def show(self, entries: Sequence[object]) -> None:
         """Replace the entries; the cursor stays at its index, or moves to the last entry."""
         self.entries = entries
         self.cursor = max(0, min(self.cursor, len(entries) - 1))

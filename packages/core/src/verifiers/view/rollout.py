@@ -73,11 +73,11 @@ def page(
             if name not in columns and (name not in FIELDS or value not in EMPTY)
         },
     }
-    ready: dict[str, Any] = json_ready(content)
+    ready: dict[str, object] = json_ready(content)
     return ready
 
 
-def _agent(row: RolloutOutput) -> dict[str, Any] | None:
+def _agent(row: RolloutOutput) -> dict[str, object] | None:
     """The agent program of the rollout (``AgentEnv``) with its log and files; None without an
     agent."""
     agent = row.get("agent")
@@ -124,7 +124,7 @@ def _line(text: str) -> str:
     return " ".join(text[: 8 * PREVIEW_CHARS].split())[:PREVIEW_CHARS]
 
 
-def _score(name: str, value: float, weights: Mapping[str, float]) -> dict[str, Any]:
+def _score(name: str, value: float, weights: Mapping[str, float]) -> dict[str, object]:
     """A metric; for a reward function also its weight and its part of the reward."""
     weight = weights.get(name)
     part = None if weight is None else weight * value

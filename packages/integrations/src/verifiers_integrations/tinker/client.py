@@ -63,7 +63,7 @@ class TinkerClient(TokenClient):
         (sequence,) = output.sequences
         return list(sequence.tokens), sequence.logprobs, sequence.stop_reason, version
 
-    def _params(self, prompt_length: int, sampling: dict[str, Any]) -> dict[str, Any]:
+    def _params(self, prompt_length: int, sampling: dict[str, Any]) -> dict[str, object]:
         """Return the arguments of ``SamplingParams``. *Raises* ConfigError for arguments without a
         counterpart."""
         params = {name: sampling[name] for name in SAMPLING if name in sampling}

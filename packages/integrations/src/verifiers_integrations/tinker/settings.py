@@ -84,7 +84,7 @@ class TinkerConfig(AsInTrainer):
     """None: the service's default."""
     learning_rate: Positive | None = None
     """None: the SDK's default."""
-    adam: dict[str, Any] = field(default_factory=dict)
+    adam: dict[str, object] = field(default_factory=dict)
     """Further fields of the SDK's ``AdamParams``: beta1, beta2, eps, weight_decay,
     grad_clip_norm."""
     loss: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"

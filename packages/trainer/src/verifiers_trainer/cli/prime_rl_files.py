@@ -241,7 +241,7 @@ def _read_orchestrator(table: Mapping[str, Any], reading: _Reading, above: str) 
             reading.refuse(above + key)
 
 
-def _read_trainer(table: Mapping[str, Any], reading: _Reading, above: str) -> None:
+def _read_trainer(table: Mapping[str, object], reading: _Reading, above: str) -> None:
     for key, value in table.items():
         if key == "optim":
             _pick(
@@ -309,7 +309,7 @@ def _read_loss(table: Mapping[str, Any], reading: _Reading, above: str) -> None:
     )
 
 
-def _read_inference(table: Mapping[str, Any], reading: _Reading, above: str) -> None:
+def _read_inference(table: Mapping[str, object], reading: _Reading, above: str) -> None:
     for key, value in table.items():
         if key == "parallel":
             paths = {name: ("inference", "args", flag) for name, flag in PARALLEL.items()}

@@ -312,7 +312,7 @@ def _run_rollouts(
     )
 
 
-def _held_out(env: vf.Environment) -> list[dict[str, Any]]:
+def _held_out(env: vf.Environment) -> list[dict[str, object]]:
     """Return the evaluation rows that are not training rows: generators may produce the same
     example twice."""
     train_prompts = {canonical_json(example.row["prompt"]) for example in env.train_table or ()}
@@ -323,7 +323,7 @@ def _held_out(env: vf.Environment) -> list[dict[str, Any]]:
     ]
 
 
-def statistics_of(results: GenerateOutputs, exact: str) -> dict[str, Any]:
+def statistics_of(results: GenerateOutputs, exact: str) -> dict[str, object]:
     """Return mean reward and share of exact completions (metric ``exact``), with standard errors
     and 95% intervals.
 

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from verifiers.cli.common.command import SCHEMA
 from verifiers.cli.common.streams import INTERRUPTED, fail
@@ -18,7 +17,7 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def finish(body: Callable[[dict[str, Any]], int], *, verbose: bool, as_json: bool) -> int:
+def finish(body: Callable[[dict[str, object]], int], *, verbose: bool, as_json: bool) -> int:
     """Run ``body`` and return the exit code; print an error as one paragraph on stderr (a traceback
     with ``verbose``).
 

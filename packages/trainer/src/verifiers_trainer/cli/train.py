@@ -199,7 +199,7 @@ def train_command(
     if accept_changed_code:
         words += ("--trainer.args.accept_changed_code", "true")
 
-    def body(result: dict[str, Any]) -> int:
+    def body(result: dict[str, object]) -> int:
         if cwd is not None:
             try:
                 os.chdir(cwd)
@@ -359,7 +359,7 @@ def quickstart_command(
 ) -> None:
     """Train a tiny model in a real environment on a laptop CPU, in two to five minutes."""
 
-    def body(result: dict[str, Any]) -> int:
+    def body(result: dict[str, object]) -> int:
         from rich.console import Console
 
         with importing():

@@ -379,7 +379,7 @@ def _padded(part: bytes, size: int) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(part.ljust(size, b"\0"), np.uint8).copy())
 
 
-def _to_json(error: BaseException, rank: int) -> dict[str, Any]:
+def _to_json(error: BaseException, rank: int) -> dict[str, object]:
     facts = {name: value for name, value in getattr(error, "facts", {}).items() if _is_plain(value)}
     return {"rank": rank, "kind": type(error).__name__, "message": str(error), "facts": facts}
 

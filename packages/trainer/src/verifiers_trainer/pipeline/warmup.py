@@ -115,7 +115,7 @@ def _settings(**values: Any) -> RLConfig:
 
 
 def answer_columns(
-    env: Environment, answers: Callable[[dict[str, Any]], str] | None = None
+    env: Environment, answers: Callable[[dict[str, object]], str] | None = None
 ) -> dict[str, list[object]]:
     """The reference answers of the training rows as finished rollouts of unknown reward, a
     ``dataset`` of RLTrainer.

@@ -38,7 +38,6 @@ from verifiers_trainer.settings.config import RLConfig
 
 if TYPE_CHECKING:
     from peft import PeftConfig
-    from transformers import PreTrainedModel
     from transformers.modeling_utils import PreTrainedModel
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 

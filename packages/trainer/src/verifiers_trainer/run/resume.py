@@ -88,7 +88,7 @@ def code_in_force(
 
 def _without_model(
     env: Environment, settings: RLConfig, code: Mapping[str, Mapping[str, str]]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The part of ``configuration`` that is known before the model and the rows are loaded."""
     return {
         "env_id": env.env_id,

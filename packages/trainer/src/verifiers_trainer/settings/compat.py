@@ -320,7 +320,7 @@ def canonical(settings: Mapping[str, object], defaults: Current) -> dict[str, An
     return fields
 
 
-def read(name: str, values: Mapping[str, Any], current: Current) -> Any:
+def read(name: str, values: Mapping[str, object], current: Current) -> Any:
     """Return the value of another spelling: from ``values`` where it was set, else from its
     canonical setting."""
     if name in RENAMED:

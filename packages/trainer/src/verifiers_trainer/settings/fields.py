@@ -686,7 +686,7 @@ SAMPLING_FIELDS = frozenset(name for name in DECLARED if mark(name, str))
 """Sampling arguments that are settings, and therefore not allowed in ``sampling_args``."""
 
 
-def resume_values(config: Settings) -> dict[str, Any]:
+def resume_values(config: Settings) -> dict[str, object]:
     """Return the settings that must match when the training is resumed, as JSON values."""
     values = {}
     for name in [line.name for line in dataclasses.fields(config) if not mark(line.name, Free)]:

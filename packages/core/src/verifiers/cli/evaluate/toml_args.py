@@ -42,7 +42,7 @@ class Entry:
 class EvalFile:
     """The merged content of a command line's files."""
 
-    common: dict[str, Any] = field(default_factory=dict)
+    common: dict[str, object] = field(default_factory=dict)
     """Top-level settings, which apply to every entry."""
     entries: list[Entry] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ class _Reader:
     problems: list[str]
     fields: Fields = field(default_factory=lambda: Fields.of(EvalSettings))
 
-    def settings(self, table: Mapping[str, Any], section: str, where: KeyPath) -> dict[str, Any]:
+    def settings(self, table: Mapping[str, object], section: str, where: KeyPath) -> dict[str, Any]:
         """The table's settings by name, checked."""
         locations = {key: self.file.location(*where, key) for key in table}
         assignments = [

@@ -187,7 +187,7 @@ def refuse_rest(arguments: Mapping[str, object], dialect: str) -> None:
         )
 
 
-def openai_usage(usage: Usage, prompt: str, completion: str) -> dict[str, Any]:
+def openai_usage(usage: Usage, prompt: str, completion: str) -> dict[str, object]:
     """Return the usage in OpenAI's form, whose two counts are named differently in its two APIs."""
     return {
         f"{prompt}_tokens": usage.prompt_tokens,

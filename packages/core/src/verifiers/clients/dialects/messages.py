@@ -178,7 +178,7 @@ def _messages_read(entry: Mapping[str, object], location: str) -> Iterator[Messa
                 )
 
 
-def _blocks(content: object, location: str) -> list[Mapping[str, Any]]:
+def _blocks(content: object, location: str) -> list[Mapping[str, object]]:
     if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
         raise ConfigError(f"{location}: content must be text or a list of blocks", key="messages")
     return content
@@ -263,7 +263,7 @@ def response_body(response: Response, request: DialectRequest) -> dict[str, obje
     }
 
 
-def _head(request: DialectRequest) -> dict[str, Any]:
+def _head(request: DialectRequest) -> dict[str, object]:
     return {
         "id": f"msg_{request.id}",
         "type": "message",
@@ -309,7 +309,7 @@ def stream_rest(response: Response, request: DialectRequest) -> Iterator[bytes]:
     yield _event("message_stop")
 
 
-def _deltas(block: dict[str, object]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _deltas(block: dict[str, object]) -> tuple[dict[str, object], list[dict[str, object]]]:
     """(block as it starts, its deltas)."""
     kind = block["type"]
     if kind == "text":
@@ -412,7 +412,7 @@ def _tool_written(tool: Tool) -> dict[str, Any]:
 
 def _messages_written(
     prompt: Sequence[Mapping[str, object]], with_unsigned: bool
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     for is_tool, group in groupby(prompt, lambda message: message.get("role") == "tool"):
         if is_tool:
             yield {"role": "user", "content": [_result_written(message) for message in group]}
@@ -443,7 +443,7 @@ def _messages_written(
             }
 
 
-def _result_written(message: Mapping[str, object]) -> dict[str, Any]:
+def _result_written(message: Mapping[str, object]) -> dict[str, object]:
     call_id = message.get("tool_call_id")
     return {
         "type": "tool_result",
@@ -452,7 +452,7 @@ def _result_written(message: Mapping[str, object]) -> dict[str, Any]:
     }
 
 
-def _content_written(content: object, blank: str = EMPTY_TEXT) -> str | list[dict[str, Any]]:
+def _content_written(content: object, blank: str = EMPTY_TEXT) -> str | list[dict[str, object]]:
     """The content; ``blank`` for text without a visible character, which the API refuses."""
     if isinstance(content, str) or content is None:
         return content if content and content.strip() else blank
@@ -482,7 +482,7 @@ def _part_written(part: Mapping[str, Any]) -> dict[str, Any]:
     return dict(part)
 
 
-def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, object]]:
     """The blocks of an assistant message: those it came with, if it still says the same."""
     verbatim = [
         dict(block) for block in message.get("thinking_blocks") or () if isinstance(block, Mapping)
@@ -496,7 +496,7 @@ def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return _blocks_of(message, verbatim)
 
 
-def _as_received(message: Mapping[str, object]) -> list[dict[str, Any]] | None:
+def _as_received(message: Mapping[str, object]) -> list[dict[str, object]] | None:
     """The blocks of a message as the server wrote them, with the ids that its calls have in the
     conversation; None for another message, and for one that an author changed."""
     received = getattr(message, "received", None)
@@ -513,7 +513,7 @@ def _as_received(message: Mapping[str, object]) -> list[dict[str, Any]] | None:
 
 def _blocks_of(
     message: Mapping[str, object], verbatim: Sequence[Mapping[str, object]]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Thinking, text and calls of a message, in this order."""
     blocks = [dict(block) for block in verbatim]
     if not verbatim and (reasoning := message.get("reasoning_content")):

@@ -646,7 +646,7 @@ def _message_written(item: dict[str, Any], index: int) -> dict[str, object]:
     return item | {"id": f"msg_{index}", "status": "completed"}
 
 
-def _content_written(content: object) -> str | list[dict[str, Any]]:
+def _content_written(content: object) -> str | list[dict[str, object]]:
     if isinstance(content, str) or content is None:
         return content or ""
     return [_part_written(part) for part in content]  # type: ignore[attr-defined]

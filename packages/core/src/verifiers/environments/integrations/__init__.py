@@ -9,7 +9,7 @@ constructor.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from verifiers.environments.integrations import extras
 

@@ -82,7 +82,7 @@ class GymEnv(MultiTurnEnv):
     def __init__(
         self,
         env_cls: str | Callable[..., Any],
-        env_kwargs: Mapping[str, Any] | None = None,
+        env_kwargs: Mapping[str, object] | None = None,
         action_parser: Callable[[str], object] | None = None,
         obs_to_text: Callable[[Any], object] | None = None,
         num_train_episodes: Annotated[

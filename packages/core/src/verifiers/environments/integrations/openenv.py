@@ -92,7 +92,7 @@ class OpenEnvEnv(MultiTurnEnv):
         self,
         url: str,
         action_parser: Callable[[str], Any] | None = None,
-        obs_to_text: Callable[[Mapping[str, Any]], object] | None = None,
+        obs_to_text: Callable[[Mapping[str, object]], object] | None = None,
         reset_args: Mapping[str, object] | None = None,
         num_train_episodes: Annotated[
             int, Free("how many rows; every row has a content hash")
@@ -122,7 +122,7 @@ class OpenEnvEnv(MultiTurnEnv):
         self.max_episode_steps = max_episode_steps
         self.connect_timeout_s, self.step_timeout_s = connect_timeout_s, step_timeout_s
 
-    def obs_to_text(self, observation: Mapping[str, Any]) -> Any:
+    def obs_to_text(self, observation: Mapping[str, object]) -> Any:
         """The content of the user message for an observation; may be async. An override wins over
         the parameter."""
         for name in ("text", "prompt", "message", "result"):
@@ -309,7 +309,7 @@ class _Session:
                 why = tls_fault(error) or f"{why}; start it, or correct url"
                 raise InfraError(f"the OpenEnv server at {url} gave no session: {why}") from error
 
-    async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    async def ask(self, kind: str, data: Mapping[str, object]) -> dict[str, object]:
         """The data of the answer. *Raises* ActionRefused; InfraError when the server fails, is
         silent or gone."""
         message = {"type": kind} if kind == "state" else {"type": kind, "data": data}
@@ -361,7 +361,7 @@ class _Session:
             f" {json.dumps({'type': 'object', 'properties': self._fields})}"
         )
 
-    def action_of(self, answer: object) -> dict[str, Any]:
+    def action_of(self, answer: object) -> dict[str, object]:
         """The action of an answer. *Raises* ValueError."""
         if answer is None:
             raise ValueError("there is no action in it")
@@ -390,7 +390,7 @@ def _end_unread(state: State, step: TrajectoryStep, error: Exception) -> None:
     state["final_env_response"] = [UserMessage(text)]
 
 
-def _observation(result: Mapping[str, object]) -> Mapping[str, Any]:
+def _observation(result: Mapping[str, object]) -> Mapping[str, object]:
     observation = result.get("observation")
     return observation if isinstance(observation, Mapping) else {"result": observation}
 
@@ -427,7 +427,7 @@ def _tool(tool: Mapping[str, Any]) -> Tool:
     return Tool(tool["name"], cut_description(tool.get("description") or ""), schema)
 
 
-def _tool_action(call: ToolCall) -> dict[str, Any]:
+def _tool_action(call: ToolCall) -> dict[str, object]:
     arguments = decode_message(call.arguments or "{}")
     if not isinstance(arguments, dict):
         raise ValueError(f"the arguments of {call.name} are not a JSON object")

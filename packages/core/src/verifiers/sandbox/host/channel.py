@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -59,7 +59,7 @@ class Channel(asyncio.Protocol):
         )
         return channel
 
-    async def request(self, header: dict[str, Any], body: bytes = b"") -> tuple[Answer, bytes]:
+    async def request(self, header: dict[str, object], body: bytes = b"") -> tuple[Answer, bytes]:
         """Send a request; return the answer and its body. *Raises* WorkerGone."""
         if self._end_reason is not None or self._transport is None:
             raise WorkerGone(self._end_reason or "not connected")

@@ -65,7 +65,7 @@ class ExactHistory:
     def remember(
         self,
         prompt: Any,
-        message: Mapping[str, Any],
+        message: Mapping[str, object],
         prompt_ids: Sequence[int] | np.ndarray,
         token_ids: Sequence[int] | np.ndarray,
         rollout_id: str | None,
@@ -107,7 +107,7 @@ class ExactHistory:
         messages: Sequence[Mapping[str, Any]],
         tools: Iterable[Mapping[str, Any]] | None,
         rollout_id: str | None,
-        variables: Mapping[str, Any] | None = None,
+        variables: Mapping[str, object] | None = None,
     ) -> list[int] | None:
         """Ids of the next prompt; None when it has no known completion. ``variables`` are the
         template's.
@@ -179,7 +179,7 @@ class ExactHistory:
             )
         return int(self._tokenizer.convert_tokens_to_ids(end)), after.partition(end)[2]
 
-    def _end_of_turn(self, render: Callable[[list[dict[str, Any]], bool], str]) -> str | None:
+    def _end_of_turn(self, render: Callable[[list[dict[str, object]], bool], str]) -> str | None:
         """The token that ends an answer, in a conversation without such a token in its messages."""
         talk = [("user", "Well?"), ("assistant", MARK), ("user", "And now?")]
         try:

@@ -283,7 +283,7 @@ def _decoded(encoded: bytes, field: str) -> Any:
         raise BadRequest(f"{field} cannot be read: {error}", field) from error
 
 
-def _template_variables(encoded: bytes) -> dict[str, Any]:
+def _template_variables(encoded: bytes) -> dict[str, object]:
     variables = _decoded(encoded, "chat_template_kwargs") or {}
     if not isinstance(variables, dict):
         raise BadRequest("chat_template_kwargs must be an object", "chat_template_kwargs")
