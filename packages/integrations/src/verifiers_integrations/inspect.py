@@ -116,7 +116,7 @@ def _results(results: GenerateOutputs) -> Any:
     )
 
 
-def _score_of_all(name: str, values: Sequence[float], examples: Sequence[object]) -> Any:
+def _score_of_all(name: str, values: Sequence[float], examples: Sequence[object]) -> object:
     log = load("log")
     numbers = {"mean": mean(values), "stderr": clustered_stderr(values, examples)}
     metrics = {
@@ -165,7 +165,7 @@ def _completion(output: Mapping[str, object]) -> Any:
     return completion or []
 
 
-def _model_output(output: Mapping[str, Any], model: str) -> Any:
+def _model_output(output: Mapping[str, Any], model: str) -> object:
     types = load("model")
     replies = [m for m in to_chat(_completion(output)) if isinstance(m, types.ChatMessageAssistant)]
     used = output["token_usage"] or {}
@@ -193,7 +193,7 @@ def _scores(output: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _error(error: Mapping[str, object]) -> Any:
+def _error(error: Mapping[str, object]) -> object:
     text = error.get("traceback") or error.get("error_chain_repr") or ""
     return load("log").EvalError(
         message=f"{error.get('error')}: {error.get('message')}", traceback=text, traceback_ansi=text

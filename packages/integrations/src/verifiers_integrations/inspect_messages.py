@@ -38,7 +38,7 @@ def to_chat(messages: Sequence[Mapping[str, Any]] | str) -> list[Any]:
     return [_to_message(message, names) for message in messages]
 
 
-def _to_message(message: Mapping[str, Any], names: dict[str, str]) -> Any:
+def _to_message(message: Mapping[str, Any], names: dict[str, str]) -> object:
     model = load("model")
     role = message["role"]
     if role == "assistant":
@@ -55,7 +55,7 @@ def _to_message(message: Mapping[str, Any], names: dict[str, str]) -> Any:
     return kind(content=_to_content(message.get("content")))
 
 
-def _to_assistant_content(message: Mapping[str, object]) -> Any:
+def _to_assistant_content(message: Mapping[str, object]) -> object:
     reasoning = message.get("reasoning_content")
     if not reasoning:
         return message_text(message)
@@ -79,7 +79,7 @@ def _to_content(content: object) -> object:
     return parts
 
 
-def _to_call(call: Mapping[str, object], names: dict[str, str]) -> Any:
+def _to_call(call: Mapping[str, object], names: dict[str, str]) -> object:
     call = ToolCall.from_wire(call)
     names[call["id"]] = call["name"]
     arguments, problem = {}, None

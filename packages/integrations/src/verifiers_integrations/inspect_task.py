@@ -115,7 +115,7 @@ def to_task(
     )
 
 
-def _solver(env: Environment, rows: Sequence[Mapping[str, Any]]) -> Any:
+def _solver(env: Environment, rows: Sequence[Mapping[str, Any]]) -> object:
     module, types = load("solver"), load("model")
 
     @module.solver(name="verifiers")  # type: ignore[untyped-decorator]

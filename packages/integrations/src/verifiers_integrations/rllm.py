@@ -164,7 +164,7 @@ class _MessageClient:
         tools: Iterable[Mapping[str, object]] | None = None,
         model: str = "",
         **sampling: object,
-    ) -> Any:
+    ) -> object:
         for name in ("extra_body", "logprobs", "top_logprobs", "extra_headers", "modalities", "n"):
             sampling.pop(name, None)
         if (limit_ := sampling.pop("max_completion_tokens", None)) is not None:
@@ -239,7 +239,7 @@ def to_episode(rollout: Mapping[str, Any], env: Environment, task: object, uid: 
     )
 
 
-def _step(kind: Callable[..., object], step: Mapping[str, Any]) -> Any:
+def _step(kind: Callable[..., object], step: Mapping[str, Any]) -> object:
     tokens = step["tokens"]
     if tokens is None:
         raise ConfigError(
@@ -257,7 +257,7 @@ def _step(kind: Callable[..., object], step: Mapping[str, Any]) -> Any:
     )
 
 
-def _reason(rollout: Mapping[str, Any], env: Environment) -> Any:
+def _reason(rollout: Mapping[str, Any], env: Environment) -> object:
     reasons, stop = RLLM.load("workflows.workflow").TerminationReason, rollout["stop_condition"]
     error = rollout["error"]
     if error is not None:

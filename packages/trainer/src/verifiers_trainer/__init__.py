@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import Any
 
 from verifiers.legacy import moved
 from verifiers_trainer.legacy import MOVED
@@ -39,7 +38,7 @@ moved.register("verifiers_trainer", MOVED)
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'verifiers_trainer' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"verifiers_trainer.{_HOME[name]}"), name)

@@ -39,6 +39,7 @@ from verifiers_trainer.policy import checkpoint_files, preparation
 from verifiers_trainer.settings.config import RLConfig
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
     from transformers.trainer_callback import TrainerControl, TrainerState
     from transformers.training_args import TrainingArguments
 
@@ -88,7 +89,7 @@ class Steps(TrainerCallback):
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> Any:
+    ) -> TrainerControl:
         if int(state.epoch) > self._passes:
             self._passes = int(state.epoch)
             control.should_evaluate |= (
@@ -254,7 +255,7 @@ class HFLoop(Trainer):
             self._earlier_engine = deepspeed.detach_engine(self.accelerator)
         return super().train(*args, **keywords)
 
-    def create_optimizer(self, model: torch.nn.Module | None = None) -> Any:
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> Optimizer:
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(model)
         if is_new:

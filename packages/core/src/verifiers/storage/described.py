@@ -164,7 +164,7 @@ _NUMBERS_AND_TIMES = frozenset(
 )
 
 
-def _text(text: str) -> Any:
+def _text(text: str) -> object:
     text = digested(text)
     if len(text) <= MAX_STORED_CHARS:
         return text

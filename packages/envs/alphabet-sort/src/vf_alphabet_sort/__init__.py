@@ -34,7 +34,7 @@ class AlphabetSortEnv(vf.MultiTurnEnv):
     def all_turns_answered(self, state: vf.State) -> bool:
         return len(state["trajectory"]) >= len(state["info"]["targets"])
 
-    def env_response(self, messages: vf.Messages, state: vf.State, **_: Any) -> vf.Messages:
+    def env_response(self, messages: vf.Messages, state: vf.State, **_: object) -> vf.Messages:
         """The user message with the next turn's names."""
         return [vf.UserMessage(state["info"]["follow_ups"][len(state["trajectory"]) - 1])]
 
@@ -119,18 +119,18 @@ def load_environment(
 def _make_rubric(power: float, power_per_turn: bool, autojunk: bool) -> vf.Rubric:
     # Coroutines run on the event loop: at most a few hundred microseconds each, less than a switch
     # to a thread.
-    async def similarity(completion: Any, info: dict, parser: vf.Parser) -> float:
+    async def similarity(completion: vf.Messages, info: dict, parser: vf.Parser) -> float:
         return conversation_score(
             _replies(completion, parser), info["targets"], power, power_per_turn, autojunk
         )
 
-    async def exact_turns(completion: Any, info: dict, parser: vf.Parser) -> float:
+    async def exact_turns(completion: vf.Messages, info: dict, parser: vf.Parser) -> float:
         return exact_share(_replies(completion, parser), info["targets"])
 
-    async def all_exact(completion: Any, info: dict, parser: vf.Parser) -> float:
+    async def all_exact(completion: vf.Messages, info: dict, parser: vf.Parser) -> float:
         return float(exact_share(_replies(completion, parser), info["targets"]) == 1.0)
 
-    async def format_reward(completion: Any, info: dict, parser: vf.Parser) -> float:
+    async def format_reward(completion: vf.Messages, info: dict, parser: vf.Parser) -> float:
         return format_share(_replies(completion, parser), info["targets"])
 
     rubric = vf.Rubric(funcs=[similarity], success="all_exact")
@@ -160,7 +160,7 @@ def _shots(games: list[dict[str, Any]]) -> list[dict[str, str]] | None:
     return messages or None
 
 
-def _replies(completion: Any, parser: vf.Parser) -> list[str]:
+def _replies(completion: vf.Messages, parser: vf.Parser) -> list[str]:
     """The text of each assistant message after its reasoning, in order."""
     return [
         split_reasoning(parser.parse_answer([message]) or "")[1]

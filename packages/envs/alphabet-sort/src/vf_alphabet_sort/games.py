@@ -71,7 +71,7 @@ class Settings:
         return [rng.randint(self.min_names_per_turn, self.max_names_per_turn) for _ in range(turns)]
 
 
-def make_row(turns: list[list[Name]], by_last: bool) -> dict[str, Any]:
+def make_row(turns: list[list[Name]], by_last: bool) -> dict[str, object]:
     """The dataset row of a game; ``turns`` holds the new names of each turn in displayed order.
 
     ``info``: ``sort_by``; ``follow_ups``, the user messages after the first; ``targets``, the right
@@ -111,7 +111,7 @@ def load_names(file: str) -> tuple[str, ...]:
 
 def generate_games(
     settings: Settings, count: int, seed: int, held_out: bool
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """``count`` different games from the shipped names; first and last names are unique within a
     game.
 

@@ -26,7 +26,7 @@ class PublicGames:
     def __init__(self, name: str, settings: Settings, seed: int, num_train: int, num_held_out: int):
         self.name, self.settings, self.seed = name, settings, seed
         self.num_train, self.num_held_out = num_train, num_held_out
-        self._games: list[dict[str, Any]] | None = None
+        self._games: list[dict[str, object]] | None = None
 
     def held_out(self) -> list[dict[str, Any]]:
         return self._read()[: self.num_held_out]
@@ -34,7 +34,7 @@ class PublicGames:
     def train(self) -> list[dict[str, Any]]:
         return self._read()[self.num_held_out : self.num_held_out + self.num_train]
 
-    def _read(self) -> list[dict[str, Any]]:
+    def _read(self) -> list[dict[str, object]]:
         if self._games is None:
             rng = random.Random(f"alphabet-sort/{self.settings}/{self.seed}")
             games = list({game_key(row): row for row in self._all_games(rng)}.values())
@@ -47,7 +47,7 @@ class PublicGames:
             self._games = games
         return self._games
 
-    def _all_games(self, rng: random.Random) -> Iterator[dict[str, Any]]:
+    def _all_games(self, rng: random.Random) -> Iterator[dict[str, object]]:
         for names_text in self._lists():
             different = {"".join(name).lower(): name for name in map(split_name, names_text)}
             names = list(different.values())

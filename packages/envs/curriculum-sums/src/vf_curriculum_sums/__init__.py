@@ -7,7 +7,6 @@ The public interface is ``load_environment``; the README describes rewards and m
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import verifiers as vf
 from verifiers.runtime.values import Count, Number, check_arguments
@@ -101,10 +100,10 @@ def _solved(text: str, value: int) -> list[dict[str, str]]:
 
 def _make_rubric(parser: vf.Parser) -> vf.Rubric:
     # Coroutines run on the event loop: they take microseconds, less than a switch to a thread.
-    async def correct_answer(completion: Any, answer: str) -> float:
+    async def correct_answer(completion: vf.Messages, answer: str) -> float:
         return float(read_number(parser.parse_answer(completion)) == int(answer))
 
-    async def format_reward(completion: Any) -> float:
+    async def format_reward(completion: vf.Messages) -> float:
         return parser.format_reward(completion)
 
     rubric = vf.Rubric([correct_answer], parser=parser)

@@ -90,7 +90,7 @@ def generate_rows(
 
 def _new_row(
     difficulty: int, generators: dict[int, random.Random], seen: set[str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     for _ in range(MAX_MISSES):
         text, value = make_sum(LEVELS[difficulty], generators[difficulty])
         if text not in seen:

@@ -76,7 +76,7 @@ def _sources(dataset_name: str | None, seed: int, num_train: int, num_eval: int)
     )
 
 
-def _generated(count: int, seed: int, held_out: bool, name: str) -> list[dict[str, Any]]:
+def _generated(count: int, seed: int, held_out: bool, name: str) -> list[dict[str, object]]:
     try:
         return generate_rows(count, seed, held_out)
     except ValueError as error:
@@ -84,7 +84,7 @@ def _generated(count: int, seed: int, held_out: bool, name: str) -> list[dict[st
 
 
 def _make_rubric(strict: bool) -> vf.Rubric:
-    async def format_reward(completion: Any, parser: vf.Parser) -> float:
+    async def format_reward(completion: vf.Messages, parser: vf.Parser) -> float:
         return float(bool(parser.parse_answer(completion)))
 
     rubric = vf.MathRubric(strict=strict)

@@ -18,7 +18,7 @@ MAX_DRAWS = 20_000
 """Consecutive failed draws after which a story is considered exhausted."""
 
 
-def generate_rows(count: int, seed: int, held_out: bool) -> list[dict[str, Any]]:
+def generate_rows(count: int, seed: int, held_out: bool) -> list[dict[str, object]]:
     """``count`` rows with ``question``, ``answer``, ``solution`` and ``info`` (story, numbers,
     number of steps).
 
@@ -41,7 +41,7 @@ def generate_rows(count: int, seed: int, held_out: bool) -> list[dict[str, Any]]
     return rows
 
 
-def _problems(name: str, generator: random.Random, held_out: bool) -> Iterator[dict[str, Any]]:
+def _problems(name: str, generator: random.Random, held_out: bool) -> Iterator[dict[str, object]]:
     """The different problems of a story, until ``MAX_DRAWS`` consecutive draws fail."""
     seen: set[tuple[int, ...]] = set()
     failures = 0

@@ -65,7 +65,7 @@ class SymbolicRows:
                 f" {install_line('vf-gsm8k', 'offline')}; or leave dataset_name out"
             )
         self.seed, self.num_train, self.num_held_out = seed, num_train, num_held_out
-        self._cached: list[dict[str, Any]] | None = None
+        self._cached: list[dict[str, object]] | None = None
 
     def held_out(self) -> list[dict[str, Any]]:
         return self._rows()[: self.num_held_out]
@@ -78,7 +78,7 @@ class SymbolicRows:
             self._cached = list(self._generated())
         return self._cached
 
-    def _generated(self) -> list[dict[str, Any]]:
+    def _generated(self) -> list[dict[str, object]]:
         import reasoning_gym
 
         count = self.num_train + self.num_held_out

@@ -162,7 +162,7 @@ class PolicyClient:
     def __init__(self, policy: Policy):
         self.policy = policy
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """The probabilities, which are all that distinguishes two of these clients."""
         return {
             "class": "PolicyClient",

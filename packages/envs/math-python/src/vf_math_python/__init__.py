@@ -145,7 +145,7 @@ def _sources(
     )
 
 
-def own_rows(split: str, count: int, seed: int, name: str) -> list[dict[str, Any]]:
+def own_rows(split: str, count: int, seed: int, name: str) -> list[dict[str, object]]:
     """``count`` problems of this package: the hand-written ones of the split in seeded order, then
     generated problems.
 
@@ -162,7 +162,7 @@ def own_rows(split: str, count: int, seed: int, name: str) -> list[dict[str, Any
 
 
 def _make_rubric(strict: bool) -> vf.Rubric:
-    async def format_reward(completion: Any, parser: vf.Parser) -> float:
+    async def format_reward(completion: vf.Messages, parser: vf.Parser) -> float:
         return float(bool(parser.parse_answer(completion)))
 
     rubric = vf.MathRubric(strict=strict)

@@ -25,7 +25,7 @@ def is_held_out(name: str, numbers: Sequence[int]) -> bool:
     return int.from_bytes(digest[:4]) % HELD_OUT_PARTS == 0
 
 
-def generate_rows(count: int, seed: int, held_out: bool) -> list[dict[str, Any]]:
+def generate_rows(count: int, seed: int, held_out: bool) -> list[dict[str, object]]:
     """``count`` rows with ``question``, ``answer`` (LaTeX) and ``info``.
 
     *Raises* ValueError when all kinds are exhausted.
@@ -49,7 +49,7 @@ def generate_rows(count: int, seed: int, held_out: bool) -> list[dict[str, Any]]
     return rows
 
 
-def _problems(name: str, generator: random.Random, held_out: bool) -> Iterator[dict[str, Any]]:
+def _problems(name: str, generator: random.Random, held_out: bool) -> Iterator[dict[str, object]]:
     """The different problems of a kind, until ``MAX_DRAWS`` consecutive draws fail."""
     seen: set[str] = set()
     failures = 0

@@ -47,7 +47,7 @@ class PublishedSet:
         self.split = split or default
         self.eval_split = eval_split or ("test" if name in TRAIN_AND_TEST else self.split)
         self.num_train, self.num_held_out = num_train, num_held_out
-        self._loaded: dict[str, list[dict[str, Any]]] = {}
+        self._loaded: dict[str, list[dict[str, object]]] = {}
 
     def held_out(self) -> list[dict[str, Any]]:
         return self._rows(self.eval_split)[: self._cut()]

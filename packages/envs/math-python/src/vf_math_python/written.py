@@ -28,7 +28,7 @@ def problems(topic: str) -> dict[str, dict[str, str]]:
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
-def written_rows(held_out: bool) -> list[dict[str, Any]]:
+def written_rows(held_out: bool) -> list[dict[str, object]]:
     """The training or the held-out rows, cycling through the topics."""
     halves = [list(problems(topic).items())[0 if held_out else 1 :: 2] for topic in TOPICS]
     return [

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any
 
 import verifiers as vf
 from verifiers.runtime.values import Count, check_arguments
@@ -82,11 +81,11 @@ def read_number(text: str | None) -> int | None:
 
 def _make_rubric(parser: vf.Parser) -> vf.Rubric:
     # Coroutines run on the event loop: they take microseconds, less than a switch to a thread.
-    async def correct_answer(completion: Any, answer: str) -> float:
+    async def correct_answer(completion: vf.Messages, answer: str) -> float:
         replies = parser.get_assistant_messages(completion)
         return float(read_number(parser.parse_answer(replies[-1:])) == int(answer))
 
-    async def looked_up(completion: Any) -> float:
+    async def looked_up(completion: vf.Messages) -> float:
         return float(bool(parser.get_tool_messages(completion)))
 
     rubric = vf.Rubric([correct_answer], parser=parser)

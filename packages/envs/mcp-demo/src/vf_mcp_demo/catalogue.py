@@ -10,7 +10,6 @@ import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from verifiers.errors import ConfigError
 
@@ -73,7 +72,7 @@ def all_questions(catalogue: dict[str, Item], names: list[str]) -> Iterator[tupl
             )
 
 
-def draw_rows(count: int, seed: int, held_out: bool) -> list[dict[str, Any]]:
+def draw_rows(count: int, seed: int, held_out: bool) -> list[dict[str, object]]:
     """``count`` different questions. *Raises* ConfigError when there are fewer."""
     names = [name for i, name in enumerate(ITEMS) if (i % HELD_OUT_EVERY == 0) == held_out]
     questions = list(all_questions(make_catalogue(seed), names))

@@ -7,7 +7,6 @@ The public interface is ``load_environment``; problems are generated and scored 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import verifiers as vf
 
@@ -24,7 +23,7 @@ DEFAULT_GENERATORS = (
 
 
 def load_environment(
-    gym: str | Sequence[str | Mapping[str, Any]] = DEFAULT_GENERATORS,
+    gym: str | Sequence[str | Mapping[str, object]] = DEFAULT_GENERATORS,
     num_train_examples: int = 1000,
     num_eval_examples: int = 100,
     seed: int = 0,

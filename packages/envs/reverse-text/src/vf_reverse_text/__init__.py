@@ -90,13 +90,13 @@ def load_environment(
 
 
 def _make_rubric(parser: vf.Parser, autojunk: bool) -> vf.Rubric:
-    def similarity(completion: Any, answer: str, parser: vf.Parser) -> float:
+    def similarity(completion: vf.Messages, answer: str, parser: vf.Parser) -> float:
         return sequence_ratio(parser.parse_answer(completion) or "", answer, autojunk)
 
-    def exact_match(completion: Any, answer: str, parser: vf.Parser) -> float:
+    def exact_match(completion: vf.Messages, answer: str, parser: vf.Parser) -> float:
         return float(parser.parse_answer(completion) == answer)
 
-    def format_reward(completion: Any, parser: vf.Parser) -> float:
+    def format_reward(completion: vf.Messages, parser: vf.Parser) -> float:
         return parser.get_format_reward_func()(completion)
 
     rubric = vf.Rubric(funcs=[similarity], parser=parser, success="exact_match")

@@ -111,7 +111,9 @@ def _make_rubric(
     return vf.JudgeRubric(judge_client=client, judge_models=list(judge_models), **parameters)
 
 
-def _judge_client(judge_models: Any, base_url: str | None, key_var: str) -> vf.ClientConfig | None:
+def _judge_client(
+    judge_models: object, base_url: str | None, key_var: str
+) -> vf.ClientConfig | None:
     """The endpoint of named judges; None when the evaluated model is the judge."""
     if judge_models is None:
         if base_url is not None:

@@ -64,7 +64,9 @@ class PanelRubric(vf.JudgeRubric):
         clients = {name: RoleClient(role) for name, role in ROLES.items()}
         super().__init__(judge_client=clients, judge_models=list(ROLES), **parameters)
 
-    async def judge_score(self, prompt: Any, completion: Any, answer: Any, state: Any) -> float:
+    async def judge_score(
+        self, prompt: vf.Messages, completion: vf.Messages, answer: object, state: Any
+    ) -> float:
         """As ``JudgeRubric``. *Raises* ScoringError when the state has no client."""
         client = state.get("client")
         if client is None:

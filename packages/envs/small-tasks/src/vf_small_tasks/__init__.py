@@ -54,7 +54,7 @@ def load_environment(
     )
 
 
-async def correct(completion: Any, answer: str, task: str) -> float:
+async def correct(completion: vf.Messages, answer: str, task: str) -> float:
     """1 when the reply, after any reasoning, solves the row of this task
     (``TASKS[task].is_right``), else 0."""
     return float(TASKS[task].is_right(split_reasoning(completion[-1].content or "")[1], answer))
@@ -90,7 +90,7 @@ def _split(
     return rows[:cut], rows[cut:]
 
 
-def _take_turns(tables: tuple[list[dict[str, Any]], ...], count: int) -> list[dict[str, Any]]:
+def _take_turns(tables: tuple[list[dict[str, object]], ...], count: int) -> list[dict[str, object]]:
     """Up to ``count`` rows: the first of each table, then the second of each, and so on."""
     longest = max(map(len, tables))
     return [table[i] for i in range(longest) for table in tables if i < len(table)][:count]

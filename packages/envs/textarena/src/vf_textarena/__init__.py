@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import verifiers as vf
 from verifiers.runtime.values import Count, check_arguments
@@ -82,7 +81,7 @@ def _strict_rubric(parser: vf.Parser) -> vf.Rubric:
     return rubric
 
 
-def _halving(parser: vf.XMLParser, row: Mapping[str, Any]) -> Callable[[vf.ModelRequest], str]:
+def _halving(parser: vf.XMLParser, row: Mapping[str, object]) -> Callable[[vf.ModelRequest], str]:
     """Plays the default game by halving the numbers that are left."""
 
     def reply(request: vf.ModelRequest) -> str:

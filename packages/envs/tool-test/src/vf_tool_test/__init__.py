@@ -81,7 +81,7 @@ def _make_rubric() -> vf.Rubric:
     return rubric
 
 
-def _first_calls(completion: Any, parser: vf.Parser) -> list[str | None]:
+def _first_calls(completion: vf.Messages, parser: vf.Parser) -> list[str | None]:
     """The calls of the first assistant message."""
     replies = parser.get_assistant_messages(completion)
     return [read_call(call) for call in replies[0].get("tool_calls") or ()] if replies else []

@@ -18,7 +18,9 @@ MAX_MISSES = 1000
 """Consecutive repeated tasks after which the settings are considered exhausted."""
 
 
-def generate_tasks(count: int, min_calls: int, max_calls: int, seed: int) -> list[dict[str, Any]]:
+def generate_tasks(
+    count: int, min_calls: int, max_calls: int, seed: int
+) -> list[dict[str, object]]:
     """``count`` rows with different sets of calls: ``question``, ``answer`` (the calls as JSON) and
     ``info["calls"]``.
 
@@ -41,7 +43,7 @@ def generate_tasks(count: int, min_calls: int, max_calls: int, seed: int) -> lis
     return list(rows.values())
 
 
-def _draw_calls(count: int, rng: random.Random) -> list[dict[str, Any]]:
+def _draw_calls(count: int, rng: random.Random) -> list[dict[str, object]]:
     """Distinct calls; a tool may occur more than once."""
     calls: dict[str, dict[str, Any]] = {}
     while len(calls) < count:
@@ -71,7 +73,7 @@ def ask(calls: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([head, *lines])
 
 
-def call_key(call: Mapping[str, Any]) -> str:
+def call_key(call: Mapping[str, object]) -> str:
     """Identity of a call: the tool and the JSON values of the arguments; 3 and 3.0 are equal.
 
     >>> call_key({"name": "add", "arguments": {"b": 2.0, "a": 1}})
@@ -80,7 +82,7 @@ def call_key(call: Mapping[str, Any]) -> str:
     return f"{call['name']} {json.dumps(_plain(call['arguments']), sort_keys=True)}"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):
@@ -100,7 +102,7 @@ def read_call(tool_call: Mapping[str, Any]) -> str | None:
     return None
 
 
-def share_right(requested: Iterable[Mapping[str, Any]], actual: Sequence[str | None]) -> float:
+def share_right(requested: Iterable[Mapping[str, object]], actual: Sequence[str | None]) -> float:
     """Number of matching calls over the larger of requested and actual calls, so that surplus calls
     lower the score.
 

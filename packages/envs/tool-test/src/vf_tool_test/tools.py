@@ -68,7 +68,7 @@ async def count_letter(text: str, letter: str) -> int:
 TOOLS: tuple[Callable[..., Any], ...] = (add, to_fahrenheit, join_words, set_lamp, count_letter)
 
 
-def draw_arguments(tool: str, rng: random.Random) -> dict[str, Any]:
+def draw_arguments(tool: str, rng: random.Random) -> dict[str, object]:
     """Sample arguments for a call of the named tool."""
     match tool:
         case "add":

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import random
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def _questions(corpus: str, seed: int) -> tuple[list[dict[str, Any]], list[dict[
     return [row for row in rows if not _is_held_out(row["info"]["page_id"])], held_out
 
 
-def _row(question: str, answer: str, page_id: str, source: dict[str, Any]) -> dict[str, Any]:
+def _row(question: str, answer: str, page_id: str, source: dict[str, object]) -> dict[str, Any]:
     info = {
         "page_id": page_id,
         "section_id": source.get("section_id", ""),
@@ -172,7 +173,7 @@ def _is_held_out(page_id: str) -> bool:
     return int.from_bytes(hashlib.sha256(page_id.encode()).digest()[:4], "big") % HELD_OUT == 0
 
 
-def _first_rows(name: str, rows: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
+def _first_rows(name: str, rows: list[dict[str, object]], number: int) -> list[dict[str, object]]:
     if number > len(rows):
         raise vf.ConfigError(
             f"{name} is {number}; there are {len(rows)} such questions, -1 uses all", key=name
@@ -184,11 +185,11 @@ def _make_rubric(
     parser: vf.Parser, judge_model: str | None, base_url: str | None, key_var: str
 ) -> vf.Rubric:
     # Coroutines run on the event loop: they take microseconds, less than a switch to a thread.
-    async def exact_match(completion: Any, answer: str) -> float:
+    async def exact_match(completion: vf.Messages, answer: str) -> float:
         """1 when the last answer block contains the right answer."""
         return float(matches(parser.parse_answer(completion), answer))
 
-    async def evidence_read(state: vf.State, info: dict[str, Any]) -> float:
+    async def evidence_read(state: vf.State, info: dict[str, object]) -> float:
         """1 when the section with the answer was read."""
         replies = [message for step in state["trajectory"] for message in step["completion"]]
         calls = [call for message in replies for call in message.tool_calls or ()]
@@ -214,7 +215,11 @@ def _judge(parser: vf.Parser, model: str, base_url: str | None, key_var: str) ->
     where = {} if base_url is None else {"api_base_url": base_url}
 
     async def judged_correct(
-        judge: Any, prompt: Any, completion: Any, answer: str, state: vf.State
+        judge: Callable[..., Awaitable[str]],
+        prompt: vf.Messages,
+        completion: vf.Messages,
+        answer: str,
+        state: vf.State,
     ) -> float:
         """1 when the judge accepts the answer; unknown when its verdict is neither yes nor no."""
         if not parser.parse_answer(completion):

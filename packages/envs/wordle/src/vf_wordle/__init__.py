@@ -52,7 +52,7 @@ class WordleEnv(vf.MultiTurnEnv):
         if is_over(answer, moves, self.rules):
             state["final_env_response"] = self.env_response([], state)
 
-    def env_response(self, messages: vf.Messages, state: vf.State, **_: Any) -> vf.Messages:
+    def env_response(self, messages: vf.Messages, state: vf.State, **_: object) -> vf.Messages:
         """The marks of the last guess and the number of remaining guesses."""
         return [vf.UserMessage(describe(state["answer"], state["moves"], self.rules))]
 
@@ -161,7 +161,7 @@ def _make_rubric(rules: Rules, parser: vf.Parser) -> vf.Rubric:
     async def length_bonus(game: Game) -> float:
         return 1.0 / len(game.moves) if game.is_solved else 0.0
 
-    async def format_reward(completion: Any) -> float:
+    async def format_reward(completion: vf.Messages) -> float:
         return parser.format_reward(completion)
 
     async def invalid_guesses(game: Game) -> float:

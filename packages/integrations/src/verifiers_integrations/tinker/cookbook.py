@@ -50,7 +50,7 @@ def to_trajectory_group(rollouts: Sequence[Mapping[str, object]]) -> Any:
     )
 
 
-def _trajectory(rollout: Mapping[str, object]) -> Any:
+def _trajectory(rollout: Mapping[str, object]) -> object:
     types, sdk = COOKBOOK.load("rl.types"), TINKER.load()
     completers = COOKBOOK.load("completers")
     turns = record_of(rollout).turns

@@ -152,7 +152,7 @@ def _environment(trainer: _Probe) -> str:
     return f"{len(trainer.examples)} examples, rewards {names}"
 
 
-def _example(trainer: _Probe) -> Any:
+def _example(trainer: _Probe) -> object:
     row = trainer.examples[0].row
     count = preparation.num_prompt_tokens(row, trainer.tokenizer, trainer.env.for_row(row))
     length = trainer.args.max_seq_len
@@ -198,7 +198,7 @@ def _forward(trainer: _Probe) -> object:
     return None, f"{numbers}: {'samples are not packed' if head.ok else 'the full head is used'}"
 
 
-def _step(trainer: _Probe) -> Any:
+def _step(trainer: _Probe) -> object:
     trainer.train()
     norm = trainer.last_step["grad_norm"]
     return norm > 0, f"gradient norm {norm:.3g} in {trainer.last_step['time/train']:.1f} s"
@@ -216,7 +216,7 @@ def _rollouts(trainer: _Probe) -> str:
     return f"{numbers['rollouts/generated']} in {trainer.rollout_s:.1f} s, {mean}{truncated}"
 
 
-def _tokens(trainer: _Probe) -> Any:
+def _tokens(trainer: _Probe) -> object:
     count = trainer.last_step["tokens/completion"]
     return count > 0, f"{count} sampled, each with id and log-probability"
 

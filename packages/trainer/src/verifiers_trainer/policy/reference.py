@@ -53,7 +53,7 @@ class Reference:
         steps = config.ref_model_sync_steps if config.sync_ref_model else None
         return cls(model, sync_steps=steps, alpha=config.ref_model_mixup_alpha)
 
-    def __call__(self, **arguments: Tensor) -> Any:
+    def __call__(self, **arguments: Tensor) -> object:
         """Run the model's forward with the reference's weights, without gradient."""
         was_training = self.model.training
         self.model.eval()

@@ -97,7 +97,7 @@ class Teacher(_Frozen):
             )
         return cls(model.to(device), identity)
 
-    def __call__(self, **arguments: Tensor) -> Any:
+    def __call__(self, **arguments: Tensor) -> object:
         """Run the forward, without gradient."""
         with torch.no_grad():
             return self.model(**arguments)
@@ -117,7 +117,7 @@ class EndpointTeacher(_Frozen):
         self.url = url.rstrip("/")
         self._model: str | None = None
 
-    def __call__(self, **arguments: Tensor) -> Any:
+    def __call__(self, **arguments: Tensor) -> object:
         """Score a packed row, each of its samples by a request."""
         ids = arguments["input_ids"].reshape(-1).cpu()
         starts = (arguments["position_ids"].reshape(-1).cpu() == 0).nonzero().flatten().tolist()

@@ -46,6 +46,7 @@ from verifiers_trainer.settings.cross_field_rules import CHANGE_REWARDS
 
 if TYPE_CHECKING:
     from peft import PeftConfig
+    from transformers import PreTrainedModel
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 
@@ -189,7 +190,7 @@ class TrainingRun:
         return None
 
     @property
-    def whole_model(self) -> Any:
+    def whole_model(self) -> PreTrainedModel:
         """The policy with whole parameters, for rank 0 alone: the model itself unless
         it is split."""
         if self.full_copy is None:

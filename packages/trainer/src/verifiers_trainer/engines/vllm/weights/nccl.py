@@ -138,7 +138,7 @@ class NcclSync(LabelledSync):
 
     def _result(
         self, server: Server, answer: Future[object], stage: str, deadline: Deadline
-    ) -> Any:
+    ) -> object:
         started = time.monotonic()
         try:
             return answer.result(timeout=deadline.left_s)
