@@ -29,7 +29,7 @@ from verifiers.clients.protocol import ClientLike
 from verifiers.data.chat_template import rendered
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
-from verifiers.types import ModelRequest, Response
+from verifiers.types import ModelRequest, Response, SamplingArgs
 from verifiers_integrations.common import (
     ExportSample,
     environment,
@@ -129,7 +129,7 @@ class _Generator:
         self._check(outcomes, is_training)
         return self._output(outcomes, input_batch)
 
-    def _sampling(self, input_batch: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    def _sampling(self, input_batch: Mapping[str, Any]) -> tuple[SamplingArgs, bool]:
         """Return (sampling arguments for the endpoint, whether the batch is for training)."""
         args = dict(input_batch.get("sampling_params") or {})
         phase = getattr(input_batch.get("batch_metadata"), "training_phase", "train")

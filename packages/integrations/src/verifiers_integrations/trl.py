@@ -30,6 +30,7 @@ from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.calls import blocking
 from verifiers.runtime.install_lines import install_line
+from verifiers.types import SamplingArgs
 from verifiers_integrations.common import (
     TokenClient,
     Worth,
@@ -268,7 +269,7 @@ def _end_of(rollout: Mapping[str, Any]) -> str:
     return textwrap.shorten(str(reason), 200, placeholder=" …")
 
 
-def sampling_of(args: Any) -> dict[str, Any]:
+def sampling_of(args: Any) -> SamplingArgs:
     """Return the sampling arguments of a ``GRPOConfig``, disabled arguments too: a server would
     use a default of its own for what is left out."""
     values = {"max_tokens": args.max_completion_length}

@@ -36,7 +36,7 @@ from verifiers.clients.protocol import ClientConfig
 from verifiers.environments.integrations import extras
 from verifiers.errors import ConfigError
 from verifiers.results.rows import json_ready
-from verifiers.types import StopReason
+from verifiers.types import SamplingArgs, StopReason
 from verifiers_integrations.openenv import rows_of
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class RunRequest(msgspec.Struct):
     task_data: dict[str, object]
     client: Endpoint
     model: str
-    sampling: dict[str, Any] = {}
+    sampling: SamplingArgs = {}
 
 
 class CancelRequest(msgspec.Struct):

@@ -17,6 +17,7 @@ from verifiers.errors import ConfigError, ScoringError
 from verifiers.rollouts.state import State
 from verifiers.runtime.processes import ProcessPool, require_isolatable
 from verifiers.runtime.suggest import SIMILAR, close_match
+from verifiers.types import RewardFunc
 
 SINGULAR = ("prompt", "completion", "answer", "state", "task", "info")
 PLURAL = {f"{name}s": name for name in SINGULAR}
@@ -49,7 +50,7 @@ class RewardFunction:
     @classmethod
     def of(
         cls,
-        function: Callable[..., Any],
+        function: RewardFunc,
         name: str,
         weight: float,
         rubric: object,

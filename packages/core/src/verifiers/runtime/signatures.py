@@ -64,7 +64,7 @@ def set_extra_attributes(target: object, keywords: Mapping[str, object]) -> None
     keyword that resembles a parameter, unless the subclass declares it, and for a keyword that
     would hide a method or property.
     """
-    cls: Any = type(target)
+    cls: type = type(target)
     parameters = parameters_of(cls)
     if keywords and cls.__module__.partition(".")[0] == "verifiers":
         check_keywords(keywords, parameters, cls.__name__)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from verifiers.clients.payload import NEUTRAL
 from verifiers.errors import ConfigError
 from verifiers.runtime.install_lines import install_line
+from verifiers.types import SamplingArgs
 from verifiers_integrations.peers import Peer
 from verifiers_integrations.token_client import TokenClient
 
@@ -63,7 +64,7 @@ class TinkerClient(TokenClient):
         (sequence,) = output.sequences
         return list(sequence.tokens), sequence.logprobs, sequence.stop_reason, version
 
-    def _params(self, prompt_length: int, sampling: dict[str, Any]) -> dict[str, object]:
+    def _params(self, prompt_length: int, sampling: SamplingArgs) -> dict[str, object]:
         """Return the arguments of ``SamplingParams``. *Raises* ConfigError for arguments without a
         counterpart."""
         params = {name: sampling[name] for name in SAMPLING if name in sampling}

@@ -21,6 +21,7 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords
 from verifiers.runtime.values import Positive, parts
 from verifiers.storage.identity import Free
+from verifiers.types import SamplingArgs
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.settings.batch_rules import UNCOMPARED
 from verifiers_trainer.settings.compat import RENAMED
@@ -145,7 +146,7 @@ class TinkerConfig(AsInTrainer):
         """Groups per optimizer step."""
         return self.batch_size // self.rollouts_per_example
 
-    def sampling(self) -> dict[str, Any]:
+    def sampling(self) -> SamplingArgs:
         """The sampling arguments of every training request."""
         return {"temperature": self.temperature} | (
             {} if self.max_tokens is None else {"max_tokens": self.max_tokens}

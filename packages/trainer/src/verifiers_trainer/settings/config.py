@@ -29,6 +29,7 @@ from transformers.training_args import TrainingArguments
 from verifiers.clients.payload import explicit
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
+from verifiers.types import SamplingArgs
 from verifiers_trainer.algorithm.losses import BOUNDS, bounds_read, named_objective
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.settings import compat, recipes
@@ -232,7 +233,7 @@ class RLConfig(RLFields):
             return f"http://{self.vllm_server_host}:{self.vllm_server_port}"
         return None
 
-    def sampling(self) -> dict[str, Any]:
+    def sampling(self) -> SamplingArgs:
         """The sampling arguments of every training request.
 
         Neutral values are sent as well: a server would use a default of its own for what is left

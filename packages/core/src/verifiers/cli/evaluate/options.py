@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.values import FINITE, Also, Count, Form, MinusOne, Number, Range
+from verifiers.types import SamplingArgs
 
 DEFAULT_ENV_DIR = "./environments"
 CLIENT_TYPES = {  # as in clients.protocol, slow to import
@@ -411,7 +412,7 @@ class EvalSettings:
         asks = self.shuffle_seed is not None if self.shuffle is None else self.shuffle
         return self.shuffle_seed or 0 if asks or stops_early else None
 
-    def sampling(self) -> dict[str, Any]:
+    def sampling(self) -> SamplingArgs:
         """The sampling arguments of the run; None is left out, so the server's default applies."""
         explicit = {"max_tokens": self.max_tokens, "temperature": self.temperature}
         return {
