@@ -64,6 +64,7 @@ results = env.evaluate_sync("local")
 results.rewrads  # flagged
 total: str = results.rewards[0]  # flagged
 results.metadata.avg_reward.upper()  # flagged
+vf.ToolCall("c1", "add").arguments["a"]  # flagged
 
 # --- tests
 vf.testing.ScriptedCleint(["4"])  # flagged
