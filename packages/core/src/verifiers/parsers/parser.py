@@ -9,14 +9,16 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from verifiers.data.messages import field, message_text
 from verifiers.storage.identity import Identified
 from verifiers.types import AssistantMessage
 
+T = TypeVar("T")
 
-def identity(text: object) -> Any:
+
+def identity(text: T) -> T:
     """``text`` itself."""
     return text
 

@@ -56,7 +56,7 @@ EXTRA_PARAMETERS = ("task", "env")
 def stop(function: F) -> F: ...
 @overload
 def stop(*, priority: int = 0) -> Callable[[F], F]: ...
-def stop(function: F | None = None, *, priority: int = 0) -> Any:
+def stop(function: F | None = None, *, priority: int = 0) -> object:
     """``f(self, state) -> bool``: a stop condition of a rollout, named after the method.
 
     Args:
@@ -77,7 +77,7 @@ def stop(function: F | None = None, *, priority: int = 0) -> Any:
 def setup(function: F) -> F: ...
 @overload
 def setup(*, priority: int = 0) -> Callable[[F], F]: ...
-def setup(function: F | None = None, *, priority: int = 0) -> Any:
+def setup(function: F | None = None, *, priority: int = 0) -> object:
     """``f(self, state)``: runs before the first turn of every rollout.
 
     Args:
@@ -118,7 +118,7 @@ def fork(function: F | None = None, *, priority: int = 0) -> Any:
 def cleanup(function: F) -> F: ...
 @overload
 def cleanup(*, priority: int = 0, stage: str = "rollout") -> Callable[[F], F]: ...
-def cleanup(function: F | None = None, *, priority: int = 0, stage: str = "rollout") -> Any:
+def cleanup(function: F | None = None, *, priority: int = 0, stage: str = "rollout") -> object:
     """``f(self, state)``, or ``f(self, states)`` with ``stage="group"``: always runs once, at the
     end.
 
@@ -139,7 +139,7 @@ def cleanup(function: F | None = None, *, priority: int = 0, stage: str = "rollo
 def teardown(function: F) -> F: ...
 @overload
 def teardown(*, priority: int = 0) -> Callable[[F], F]: ...
-def teardown(function: F | None = None, *, priority: int = 0) -> Any:
+def teardown(function: F | None = None, *, priority: int = 0) -> object:
     """``f(self)``: runs once when the environment closes.
 
     Args:
@@ -164,7 +164,7 @@ def reward(
 ) -> Callable[[F], F]: ...
 def reward(
     function: F | None = None, *, weight: float = 1.0, priority: int = 0, stage: str | None = None
-) -> Any:
+) -> object:
     """A reward function of a ``Rubric`` subclass.
 
     Args:
@@ -188,7 +188,7 @@ def reward(
 def metric(function: F) -> F: ...
 @overload
 def metric(*, priority: int = 0, stage: str | None = None) -> Callable[[F], F]: ...
-def metric(function: F | None = None, *, priority: int = 0, stage: str | None = None) -> Any:
+def metric(function: F | None = None, *, priority: int = 0, stage: str | None = None) -> object:
     """A function of a ``Rubric`` subclass that is recorded without weight in the reward.
 
     Args:
@@ -211,7 +211,7 @@ def metric(function: F | None = None, *, priority: int = 0, stage: str | None = 
 def advantage(function: F) -> F: ...
 @overload
 def advantage(*, priority: int = 0) -> Callable[[F], F]: ...
-def advantage(function: F | None = None, *, priority: int = 0) -> Any:
+def advantage(function: F | None = None, *, priority: int = 0) -> object:
     """``f(self, states) -> list[float]``: computes the advantages of a group instead of the default
     formula.
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+
+T = TypeVar("T")
 
 
-def same(value: object) -> object:
+def same(value: T) -> T:
     """The value as it is."""
     return value
 

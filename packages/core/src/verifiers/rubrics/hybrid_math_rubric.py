@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar, Unpack
 
 from verifiers.rollouts.author_code import maybe_await
 from verifiers.rubrics import judging
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from verifiers.parsers import Parser
     from verifiers.rollouts.state import State
     from verifiers.types import Messages
+
+T = TypeVar("T")
 
 
 class HybridMathRubric(JudgeRubric):
@@ -43,7 +45,7 @@ class HybridMathRubric(JudgeRubric):
     """
 
     DEFAULT_JUDGE_PARSER: ClassVar[Parser | None] = None
-    DEFAULT_JUDGE_MODEL: ClassVar[str] = "gpt-5-nano"
+    DEFAULT_JUDGE_MODEL: ClassVar[ModelLike] = "gpt-5-nano"
     DEFAULT_JUDGE_CLIENT: ClassVar[ClientLike | None] = None
     DEFAULT_JUDGE_PROMPT: ClassVar[str] = judging.MATH_VERDICT_PROMPT
     DEFAULT_JUDGE_SAMPLING_ARGS: ClassVar[dict[str, object]] = {}
@@ -63,7 +65,7 @@ class HybridMathRubric(JudgeRubric):
         max_verify_chars: int = 50_000,
         **kwargs: Unpack[ScoreOptions],
     ):
-        def or_default(value: object, default: object) -> Any:
+        def or_default(value: T | None, default: T) -> T:
             return default if value is None else value
 
         self.verifier = MathVerifier(timeout_seconds, max_workers, max_verify_chars)

@@ -14,10 +14,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic, process_time, thread_time
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from verifiers.errors import TooManyFaults
 from verifiers.runtime.calls import PerLoop, settle
+
+T = TypeVar("T")
 
 MAX_STUCK = 8
 CHECK_EVERY_S = 0.01
@@ -39,18 +41,19 @@ the lock."""
 
 
 async def call_in_thread(
-    function: Callable[..., object],
+    function: Callable[..., T],
     /,
     *args: object,
     limit_s: float | None = None,
     **kwargs: object,
-) -> Any:
+) -> T:
     """Call a synchronous function in a worker thread; its exception propagates.
 
     *Raises* TimeoutError after ``limit_s``, TooManyFaults as ``Workers.run``.
     """
     step = _Call(function, getattr(function, "__name__", type(function).__name__), limit_s)
-    (outcome,) = await workers().run((step,), (args, kwargs))
+    outcomes: list[T | Raised] = await workers().run((step,), (args, kwargs))
+    (outcome,) = outcomes
     if isinstance(outcome, Raised):
         raise outcome.error
     return outcome

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from verifiers.clients.payload import RAW_ARGUMENTS, arguments_object, split_arguments
 from verifiers.clients.reply import OF_ANOTHER_FORM
 from verifiers.errors import ConfigError, MalformedResponse
 from verifiers.types import AssistantMessage, ModelRequest, ToolCall, Usage
+
+T = TypeVar("T")
 
 SAMPLING_NAMES = (
     "temperature top_p top_k min_p seed stop presence_penalty frequency_penalty repetition_penalty"
@@ -53,8 +55,8 @@ def sampling_of(body: Mapping[str, object], *limits: str) -> dict[str, object]:
 
 
 def require(
-    body: Mapping[str, object], name: str, kind: type | tuple[type, ...], expected: str
-) -> Any:
+    body: Mapping[str, object], name: str, kind: type[T] | tuple[type[T], ...], expected: str
+) -> T:
     """Return a field. Raises: ``ConfigError`` for another type."""
     value = body.get(name)
     if not isinstance(value, kind):
