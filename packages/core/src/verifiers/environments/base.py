@@ -207,7 +207,7 @@ class Environment(RunMethods, ModelCalls, Settings, Rows, Teardown, Identified):
     def render_completion(self, state: State) -> Any:
         """Set ``state["completion"]`` when the rollout is over. Sync or async."""
 
-    def for_row(self, row: Mapping[str, object]) -> Environment:
+    def for_row(self, row: Mapping[str, Any]) -> Environment:
         """The environment that runs a row or a state: ``self``, or a member of a group of
         environments."""
         return self
