@@ -109,7 +109,7 @@ def test_every_answer_carries_the_policy(served):
         policy = dict(part.strip().split(" ", 1) for part in parts)
         assert policy["default-src"] == "'none'"
         assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
-        assert policy["img-src"] == "data:"
+        assert policy["img-src"] == "'self' data:"
         assert policy["font-src"] == "'self'"
         assert "unsafe" not in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"

@@ -64,6 +64,11 @@ def is_image(value: object) -> bool:
     return _is_cell(value) or _is_pillow(value)
 
 
+def is_url(source: str) -> bool:
+    """Whether a text is a data URL or a web address, and no path."""
+    return source[:8].lower().startswith(("data:", "http://", "https://"))
+
+
 def image_url(part: object) -> str | None:
     """The URL of a part that holds an image, in OpenAI's two spellings; None for another part."""
     if not isinstance(part, Mapping) or part.get("type") not in ("image_url", "input_image"):
@@ -145,7 +150,7 @@ def _on_white(image: Image) -> Image:
 def _url_of(source: object) -> str:
     if (url := image_url(source)) is not None:
         return _url_of(url)
-    if isinstance(source, str) and source[:8].lower().startswith(("http://", "https://")):
+    if isinstance(source, str) and is_url(source) and source[:5].lower() != "data:":
         return source
     return data_url(_source_bytes(source))
 
@@ -175,13 +180,18 @@ def data_url(content: bytes) -> str:
 
 
 def _read(path: str | os.PathLike[str]) -> bytes:
-    if isinstance(path, str) and path[:5].lower() == "file:":
-        path = unquote(urlsplit(path).path)
     try:
-        return read_file(Path(path).expanduser(), MAX_IMAGE_BYTES)
+        return read_file(local_path(path).expanduser(), MAX_IMAGE_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"the image {str(path)[:200]!r} cannot be read: {reason}") from error
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """A path, or that of a ``file:`` URL."""
+    if isinstance(path, str) and path[:5].lower() == "file:":
+        path = unquote(urlsplit(path).path)
+    return Path(path)
 
 
 def _content_of(url: str) -> bytes:

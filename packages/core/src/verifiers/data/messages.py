@@ -16,6 +16,7 @@ from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
+from verifiers.data.images import image_part, is_image, is_url
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_json, decode_message
 from verifiers.runtime.terminal import escape_control
@@ -99,14 +100,33 @@ def normalize_message(value: object) -> Message:
     if content is None:
         content = None if calls and role == "assistant" else ""
     elif isinstance(content, list):
-        content = [
-            {"type": "text", "text": part} if isinstance(part, str) else part for part in content
-        ]
+        content = [content_part(part) for part in content]
+    elif is_image(content):
+        content = [image_part(content)]
     cls = _CLASSES.get(role, Message)
     message = cls.__new__(cls)
     dict.update(message, {"role": role, "content": content})
     dict.update(message, {name: value for name, value in fields.items() if name != "content"})
     return message
+
+
+def content_part(part: object) -> Any:
+    """A content part of what stands for one: text, and an image in any form of ``image_part`` but a
+    path, which leads to files of this machine: also in ``{"type": "image", "image": …}``, as chat
+    templates write it. Other parts unchanged."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if is_image(part):
+        return image_part(part)
+    if isinstance(part, Mapping):
+        kind = part.get("type")
+        image = part.get(kind) if kind in ("image", "image_url") else None
+        source = image.get("url") if isinstance(image, Mapping) and "url" in image else image
+        is_address = isinstance(source, str) and (kind == "image_url" or is_url(source))
+        if is_image(source) or (kind == "image" and is_address):
+            more = image if isinstance(image, Mapping) and source is not image else part
+            return image_part(source, detail=str(more.get("detail") or ""))
+    return part
 
 
 _PARTS = {
@@ -149,6 +169,12 @@ def check_parts(messages: Iterable[Any]) -> None:
             value: object = part
             for name in path:
                 value = value.get(name) if isinstance(value, Mapping) else None
+            if part["type"] == "image" and "image" not in part and "source" not in part:
+                raise ConfigError(
+                    "a part of type 'image' has no image: give it as part['image'], or the row a"
+                    " column 'images'",
+                    key="content",
+                )
             if path and not isinstance(value, str):
                 where = "".join(f"[{name!r}]" for name in path)
                 raise ConfigError(
@@ -336,7 +362,10 @@ def _is_normal(message: Message) -> bool:
             return bool(calls) and list(message.values()).count(None) == 1 and "content" in message
         if not isinstance(content, list):
             return False
-        if not all(isinstance(part, dict) and None not in part.values() for part in content):
+        if not all(
+            isinstance(part, dict) and None not in part.values() and content_part(part) is part
+            for part in content
+        ):
             return False
     return None not in message.values()
 

@@ -5,9 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
+from verifiers.data.images import FORMATS, image_part, image_url, is_image, is_url, local_path
+from verifiers.data.messages import (
+    as_mapping,
+    check_parts,
+    content_part,
+    field,
+    normalize_chat,
+    normalize_messages,
+)
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.suggest import closest
@@ -44,7 +53,7 @@ def format_row(
 
     Idempotent. Raises: ``DatasetError`` that begins with ``location``.
     """
-    formatted: dict[str, object] = copy_row(dict(row))
+    formatted: dict[str, object] = copy_row(_with_parts(row, location))
     question = _cell(formatted, row_format.question_key, "question")
     if question is not None:
         if not isinstance(question, str):
@@ -79,16 +88,122 @@ def _prompt(
         )
     try:
         if row_format.message_type == "completion":
+            if any(_images_of(row, name) for name in IMAGE_COLUMNS):
+                raise ConfigError(
+                    'completion mode is text alone, and the row has images: use message_type="chat"'
+                )
             return normalize_messages(question if source is None else source, "completion")
-        prompt = normalize_chat(source)
+        prompt = normalize_chat(_with_local_files(source))
         if source is None:
             prompt = [*normalize_chat(row_format.few_shot), UserMessage(question)]  # type: ignore[arg-type]  # not None: checked above
+        prompt = _with_images(prompt, [*_images_of(row, "image"), *_images_of(row, "images")])
         check_parts(prompt)
         if row_format.system_prompt and not _begins_with_system(prompt):
             prompt = [SystemMessage(row_format.system_prompt), *prompt]
     except (ConfigError, TypeError, AttributeError) as error:
         raise DatasetError(f"{location}: the prompt cannot be read: {error}") from error
     return prompt
+
+
+IMAGE_COLUMNS = ("image", "images")
+"""Columns whose images are those of the prompt."""
+
+
+def _with_parts(row: Mapping[str, object], location: str) -> dict[str, Any]:
+    """The row with content parts in place of images, in its columns and in lists in them."""
+    columns = dict(row)
+    for name, cell in row.items():
+        try:
+            if is_image(cell):
+                columns[name] = image_part(cell)
+            elif isinstance(cell, list | tuple) and any(map(is_image, cell)):
+                columns[name] = list(map(content_part, cell))
+        except ConfigError as error:
+            raise DatasetError(f"{location}: the column {name!r}: {error}") from error
+    return columns
+
+
+def _images_of(row: Mapping[str, object], name: str) -> list[Any]:
+    """The parts of a column of images; none where it holds something else."""
+    cell = row.get(name)
+    parts = cell if isinstance(cell, list) else [cell]
+    return parts if all(image_url(part) is not None for part in parts) else []
+
+
+def _with_images(prompt: list[Message], parts: list[Any]) -> list[Message]:
+    """The prompt with images in its places ``{"type": "image"}``, else before the text of its last
+    user message; a prompt that has images is complete."""
+    contents = [message.get("content") for message in prompt]
+    prompt_parts = [part for content in contents if isinstance(content, list) for part in content]
+    num_places = sum(map(_is_place, prompt_parts))
+    if not parts or (not num_places and any(image_url(part) is not None for part in prompt_parts)):
+        return prompt
+    if num_places and num_places != len(parts):
+        raise ConfigError(
+            f"the prompt has {num_places} places for images, and the row has {len(parts)} images"
+        )
+    remaining, prompt = iter(parts), list(prompt)
+    users = [number for number, message in enumerate(prompt) if message["role"] == "user"]
+    for number, content in enumerate(contents):
+        if num_places and isinstance(content, list):
+            content = [next(remaining) if _is_place(part) else part for part in content]
+        elif not num_places and users and number == users[-1]:
+            texts = content if isinstance(content, list) else [content_part(content)]
+            content = [*parts, *texts]
+        else:
+            continue
+        prompt[number] = prompt[number].model_copy(update={"content": content})
+    return prompt
+
+
+def _is_place(part: object) -> bool:
+    return (
+        isinstance(part, Mapping) and part.get("type") == "image" and set(part) <= {"type", "text"}
+    )
+
+
+def _with_local_files(prompt: object) -> Any:
+    """Messages with the images of the working folder in place of their paths.
+
+    A row may be a stranger's, so it reaches no other file. *Raises* ConfigError for another path.
+    """
+    if not isinstance(prompt, list | tuple):
+        return prompt
+    return [_with_files(message) for message in prompt]
+
+
+def _with_files(message: Any) -> Any:
+    content = field(message, "content")
+    if not isinstance(content, list | tuple):
+        return message
+    parts = [_with_file(part) for part in content]
+    if all(new is old for new, old in zip(parts, content, strict=True)):
+        return message
+    return {**as_mapping(message, "a message"), "content": parts}
+
+
+def _with_file(part: object) -> Any:
+    url = image_url(part)
+    if url is None and isinstance(part, Mapping) and part.get("type") == "image":
+        url = part["image"] if isinstance(part.get("image"), str) else None
+    if url is None or not _is_file(url):
+        return part
+    folder = Path.cwd().resolve()
+    path = (folder / local_path(url)).resolve()
+    if not path.is_relative_to(folder):
+        raise ConfigError(
+            f"the image {url[:200]!r} is outside of the working folder {folder}; read it in the"
+            " environment's own code: vf.image_part(path)"
+        )
+    detail = field(field(part, "image_url"), "detail")
+    return image_part(path, detail=str(detail or ""))
+
+
+def _is_file(url: str) -> bool:
+    """Whether the text in an address's place names a file of an image."""
+    end = url.rpartition(".")[2].lower()
+    is_named = end == "jpeg" or end in FORMATS.values()
+    return url[:5].lower() == "file:" or (is_named and "://" not in url and not is_url(url))
 
 
 def _begins_with_system(prompt: Sequence[Any]) -> bool:

@@ -121,10 +121,11 @@ class ListRows:
 
 
 class HubRows:
-    """Rows of a ``datasets.Dataset``, decoded on access: a large dataset is in memory once."""
+    """Rows of a ``datasets.Dataset``, decoded on access: a large dataset is in memory once. Images
+    are the bytes of their files."""
 
     def __init__(self, dataset: Any):
-        self._dataset = dataset.with_format(None)
+        self._dataset = _with_stored_images(dataset.with_format(None))
         self.columns = tuple(dataset.column_names)
 
     def __len__(self) -> int:
@@ -135,6 +136,32 @@ class HubRows:
 
     def column(self, name: str) -> list[object]:
         return list(self._dataset[name])
+
+
+def _with_stored_images(dataset: Any) -> Any:
+    """The dataset with the cells of ``Image`` columns as they are stored, not decoded."""
+    for name, feature in (dataset.features or {}).items():
+        stored = _stored_feature(feature)
+        if stored is not feature:
+            dataset = dataset.cast_column(name, stored)
+    return dataset
+
+
+def _stored_feature(feature: Any) -> Any:
+    """A column's feature, with its images undecoded; the same object where it has none."""
+    if type(feature).__name__ == "Image" and feature.decode:
+        return type(feature)(decode=False)
+    inner = getattr(feature, "feature", None)
+    if inner is not None and (stored := _stored_feature(inner)) is not inner:
+        return type(feature)(stored)
+    if isinstance(feature, list | dict):
+        members = list(feature.values()) if isinstance(feature, dict) else feature
+        changed = [_stored_feature(member) for member in members]
+        if any(new is not old for new, old in zip(changed, members, strict=True)):
+            return (
+                dict(zip(feature, changed, strict=True)) if isinstance(feature, dict) else changed
+            )
+    return feature
 
 
 def _open(dataset: object) -> dict[str, Rows] | Rows:

@@ -10,8 +10,10 @@ import contextlib
 import itertools
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
 
+from verifiers.data.images import image_url, is_image
+from verifiers.data.messages import content_part
+from verifiers.errors import ConfigError, ToolCallError
 from verifiers.types import Message, ToolMessage
 
 PARTS = ("text", "image_url", "input_audio")
@@ -65,8 +67,9 @@ def check_definitions(tools: Sequence[Mapping[str, object]]) -> None:
 
 
 def as_answer(result: object, tool_call_id: str) -> Message:
-    """Return a ``Message`` unchanged, a list of content parts as content, a dict as JSON,
-    everything else as ``str(result)``.
+    """Return a ``Message`` unchanged, an image, or a list of content parts and images, as content, a
+    dict as JSON, everything else as ``str(result)``. *Raises* ToolCallError for an image that
+    cannot be read, or is too large.
 
     >>> as_answer(4, "call_1")
     {'role': 'tool', 'content': '4', 'tool_call_id': 'call_1'}
@@ -74,9 +77,14 @@ def as_answer(result: object, tool_call_id: str) -> Message:
     if isinstance(result, Message):
         lacks_id = result.get("role") == "tool" and not result.get("tool_call_id")
         return ToolMessage(result.get("content", ""), tool_call_id) if lacks_id else result
-    if _are_parts(result):
-        return ToolMessage(list(result), tool_call_id)
-    return ToolMessage(_text(result), tool_call_id)
+    is_alone = is_image(result) or image_url(result) is not None
+    results = [result] if is_alone else result
+    if not isinstance(results, list) or not _are_parts(results):
+        return ToolMessage(_text(result), tool_call_id)
+    try:
+        return ToolMessage([content_part(part) for part in results], tool_call_id)
+    except ConfigError as error:
+        raise ToolCallError(str(error)) from error
 
 
 def _text(result: object) -> str:
@@ -115,12 +123,15 @@ def cut(text: str, max_chars: int) -> str:
     return text[: max_chars - end] + note + (text[-end:] if end else "")
 
 
-def _are_parts(result: object) -> TypeGuard[list[Any]]:
-    return isinstance(result, list) and bool(result) and all(map(_is_part, result))
+def _are_parts(results: Sequence[object]) -> bool:
+    """Whether these are content parts and images, with texts between them or without."""
+    parts = [part for part in results if not isinstance(part, str)]
+    return bool(parts) and all(map(_is_part, parts))
 
 
 def _is_part(part: object) -> bool:
-    return isinstance(part, Mapping) and part.get("type") in PARTS and part["type"] in part
+    is_part = isinstance(part, Mapping) and part.get("type") in PARTS and part["type"] in part
+    return is_part or is_image(part)
 
 
 def _text_length(part: object) -> int:

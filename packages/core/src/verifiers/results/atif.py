@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from verifiers.data.images import FORMATS
+from verifiers.data.media import split_data_url
 from verifiers.data.messages import message_text
 from verifiers.errors import JournalError
 from verifiers.results.rows import (
@@ -33,12 +35,13 @@ from verifiers.runtime.bounded import MAX_ROW_BYTES, read_file
 from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import decode_row, encode_row
 from verifiers.storage.configurations import rollout_key
+from verifiers.storage.images import StoredImages, check_stands_alone
 
 VERSION = "ATIF-v1.7"
 OURS = "verifiers"
 """Key of ``extra`` for what the format has no field for."""
 _ROLES = {"system": "system", "user": "user", "assistant": "agent"}
-_IMAGES = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "gif": "gif", "webp": "webp"}
+_IMAGES = {end: kind for kind, end in FORMATS.items()} | {"jpeg": "image/jpeg"}
 _TOTALS = (
     ("total_prompt_tokens", "input_tokens"),
     ("total_completion_tokens", "output_tokens"),
@@ -60,9 +63,11 @@ def to_trajectory(output: Mapping[str, Any], agent: str = "", model: str = "") -
     written = turns = None
     if "trajectory" in row:
         transcript = Transcript(row.pop("trajectory") or ())
-        written = decode_row(encode_row({"turns": transcript.to_json()}))["turns"]
+        written = decode_row(check_stands_alone(encode_row({"turns": transcript.to_json()})))[
+            "turns"
+        ]
         turns = _full_turns(transcript, written)
-    row = decode_row(encode_row(row))
+    row = decode_row(check_stands_alone(encode_row(row)))
     prompt, completion = (
         _messages(row.get("prompt"), "user"),
         _messages(row.get("completion"), "assistant"),
@@ -225,14 +230,24 @@ def _content(content: object) -> str | list[Json]:
     parts = []
     for part in content:
         url = ((part.get("image_url") or {}) if isinstance(part, dict) else {}).get("url")
-        kind = _IMAGES.get(str(url).partition("?")[0].rpartition(".")[2].lower())
-        if isinstance(url, str) and kind and "://" in url:
-            source = {"media_type": f"image/{kind}", "path": url}
+        if isinstance(url, str) and (kind := _image_type(url)):
+            source = {"media_type": kind, "path": url}
             parts.append({"type": "image", "source": source})
-        else:  # bytes have no field, and are with the message as it was
+        else:  # it is with the message as it was
             text = message_text({"content": [part]}) or f"[{dict(part).get('type', 'part')}]"
             parts.append({"type": "text", "text": text})
     return parts
+
+
+def _image_type(url: str) -> str:
+    """The media type of the image at a URL; "" where the format has no such type.
+
+    A data URL is a URL; where trajectories are written to a folder it becomes the path of a file.
+    """
+    if (split := split_data_url(url)) is not None:
+        return split[0] if split[0] in FORMATS else ""
+    end = url.partition("?")[0].rpartition(".")[2].lower()
+    return _IMAGES.get(end, "") if "://" in url else ""
 
 
 def _add_result(step: Json, message: Json) -> None:
@@ -473,7 +488,7 @@ def _documents(source: Path) -> Iterator[tuple[Path, Json]]:
         if b"ATIF-v" not in content:
             continue
         try:
-            document = decode_json(content)
+            document = StoredImages(path.parent).restored(decode_json(content))
         except ValueError as error:
             raise _damaged(path, error) from error
         version = document.get("schema_version") if isinstance(document, dict) else None

@@ -33,6 +33,7 @@ from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import encode_row, in_utf8
 from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME
 from verifiers.storage.files import atomic_write, replacing
+from verifiers.storage.images import IMAGES_NAME, set_aside, write_images
 from verifiers.storage.journal import Journal
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def save(
         )
     target.mkdir(parents=True, exist_ok=True)
     with replacing(target / RESULTS_NAME) as new, Journal.open(new) as journal:
+        journal.images_folder = target / IMAGES_NAME
         for rows in _batches(rollouts()):
             journal.append_sync(rows)
     _write_metadata(metadata, target)
@@ -161,7 +163,9 @@ def write_trajectories(
     with replacing(folder) as new:
         new.mkdir()
         for number, document in enumerate(documents):
-            atomic_write(new / f"{number:06}.json", encode_row(document) + b"\n")
+            line, images = set_aside(encode_row(document))
+            write_images(new / IMAGES_NAME, images)
+            atomic_write(new / f"{number:06}.json", line + b"\n")
         _write_metadata({**metadata, "path_to_save": str(folder)}, new)
 
 

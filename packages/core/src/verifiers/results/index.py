@@ -35,6 +35,7 @@ from verifiers.results.rows import READ_ERRORS, RolloutOutput, check_num_metrics
 from verifiers.runtime.bounded import open_file
 from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import decode_row, encode_row
+from verifiers.storage.images import StoredImages, stored_name
 from verifiers.storage.journal import journal_lines, scan_journal
 
 BATCH_ROWS = 2**12
@@ -217,20 +218,27 @@ class RowIndex:
         return self.keys.newest(key)
 
     def stored(self, number: int) -> dict[str, Any]:
-        """One line as it is on disk. Raises: as ``row``."""
+        """One line as it was written, with its images. Raises: as ``row``."""
         with open_file(self.path) as file:
-            return self._stored(file, number)
+            row: dict[str, Any] = StoredImages(self.path.parent).restored(
+                self._stored(file, number)
+            )
+            return row
 
     def row(self, number: int) -> RolloutOutput:
         """A saved rollout, read from disk. Raises: ``JournalError`` for a line of another shape;
         ``LookupError``; ``OSError``; ``ValueError``: file changed."""
         return next(self.rows([number]))
 
-    def rows(self, numbers: Iterable[int]) -> Iterator[RolloutOutput]:
-        """The saved rollouts with these row numbers, in this order. Raises: as ``row``."""
+    def rows(self, numbers: Iterable[int], *, restores: bool = True) -> Iterator[RolloutOutput]:
+        """The saved rollouts with these row numbers, in this order; ``restores``: with their images,
+        else with references to them. Raises: as ``row``."""
+        images = StoredImages(self.path.parent)
         with open_file(self.path) as file:
             for number in numbers:
                 row = self._stored(file, number)
+                if restores:
+                    images.restored(row)
                 yield saved_row(row, f"{self.path}:{number + 1}", self._metric_names)
 
     def texts(self, numbers: Sequence[int]) -> Iterator[tuple[Any, Any, Any]]:
@@ -419,7 +427,7 @@ def _searched_text(row: Mapping[str, object]) -> str:
 
 def _collect(value: object, pieces: list[str]) -> None:
     if isinstance(value, str):
-        if not value.startswith("data:"):
+        if not value.startswith("data:") and not stored_name(value):
             pieces.append(value)
     elif isinstance(value, Mapping):
         for member in value.values():

@@ -41,6 +41,7 @@ from verifiers.storage.directory import (
     read_config,
     read_metadata,
 )
+from verifiers.storage.images import StoredImages
 from verifiers.storage.journal import journal_lines, read_journal
 from verifiers.storage.sets import set_of
 
@@ -231,12 +232,13 @@ def _rows(file: Path) -> Iterator[dict[str, object]]:
 def _plain_rows(file: Path) -> Iterator[dict[str, object]]:
     """Read lines without checksums; an invalid last line without a newline is an interrupted write
     and is skipped."""
+    images = StoredImages(file.parent)
     with open_file(file) as lines:
         for number, line in enumerate(journal_lines(lines, file), 1):
             if not line.strip():
                 continue
             try:
-                yield decode_row(line)
+                yield images.restored(decode_row(line))
             except ValueError as error:
                 if not line.endswith(b"\n"):
                     return

@@ -31,6 +31,7 @@ from verifiers.rubrics.advantages import centered_advantages
 from verifiers.runtime.json import canonical_json, decode_row, encode_row
 from verifiers.runtime.redaction import redacted_column
 from verifiers.storage.configurations import rollout_key
+from verifiers.storage.images import check_stands_alone
 from verifiers.storage.journal import RESERVED_KEYS
 from verifiers.types import AttributeDict
 
@@ -90,7 +91,7 @@ def encoded_output(output: Mapping[str, Any]) -> dict[str, Any]:
     """
     turns = output.get("trajectory")
     row = {**output, "trajectory": Transcript(turns).to_json()} if turns else output
-    return decode_row(encode_row(row))
+    return decode_row(check_stands_alone(encode_row(row)))
 
 
 def row_for_disk(
@@ -117,7 +118,8 @@ def journal_rows(outputs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, obj
             sibling = next(n for n in itertools.count(len(numbers)) if n not in numbers)
         numbers.add(sibling)
         attempts = output.get("attempts") or 1
-        yield decode_row(encode_row(row_for_disk(output, example_hash, sibling, attempts)))
+        row = row_for_disk(output, example_hash, sibling, attempts)
+        yield decode_row(check_stands_alone(encode_row(row)))
 
 
 def remainder_of(row: Mapping[str, object], read: Mapping[str, object]) -> dict[str, object]:

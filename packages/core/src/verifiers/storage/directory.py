@@ -2,6 +2,7 @@
 
     config.json     the frozen configuration and its fingerprint, written first, atomically, then never again
     results.jsonl   the journal
+    images          the images that its rows refer to (``storage.images``)
     results.index   of a large run: a cache, see ``results.index_file``
     metadata.json   summary, replaced atomically; ``status`` is running, complete, interrupted or failed
     run.lock        an advisory lock with the pid and host of its holder
@@ -38,6 +39,7 @@ from verifiers.storage.configurations import (
     uncompared_parts,
 )
 from verifiers.storage.files import LOCK_NAME, HeldFile, atomic_write, remove_leftovers
+from verifiers.storage.images import IMAGES_NAME
 from verifiers.storage.journal import Journal
 
 CONFIG_NAME, RESULTS_NAME, METADATA_NAME = "config.json", "results.jsonl", "metadata.json"
@@ -331,6 +333,7 @@ class RunDirectory:
                 stored = stored_run(path, config, accept_changed_code)
                 lock.write_holder()
                 remove_leftovers(path)
+                remove_leftovers(path / IMAGES_NAME)
                 if stored is None:
                     atomic_write(path / CONFIG_NAME, pretty_json(new_run))
             except BaseException:  # release the lock and remove new files; raised again

@@ -10,6 +10,9 @@ every byte of the line before ``,"crc32":``. When ``append`` gets several rows, 
 ``"write_part":[i,n]`` (row i of n) just before the checksum. Readers get rows without these two
 keys.
 
+The images of rows (``storage.images``) are files beside the journal, durable before the row that
+refers to them is written; readers get rows with their images.
+
 Group commit: one thread writes all rows that arrived during the last commit with one ``write`` and
 one fsync. While several callers append concurrently it first waits ``linger_s``, so that they share
 a commit.
@@ -34,8 +37,9 @@ from zlib import crc32
 from verifiers.errors import ConfigError, JournalError, UsageError
 from verifiers.runtime.bounded import TooLong, lines_of, open_file
 from verifiers.runtime.failpoints import failpoint
-from verifiers.runtime.json import decode_row, encode_row
+from verifiers.runtime.json import encode_row
 from verifiers.storage.files import HeldFile, sync_file, sync_folder, write_all
+from verifiers.storage.images import IMAGES_NAME, StoredImages, set_aside, write_images
 
 Row: TypeAlias = Mapping[str, Any]
 RESERVED_KEYS = frozenset(("write_part", "crc32"))
@@ -64,6 +68,7 @@ class Journal:
         self.path = Path(path)
         self.num_recovered = 0
         """Rows found when the journal was opened."""
+        self.images_folder = self.path.parent / IMAGES_NAME
         self.cut_bytes = 0
         """Bytes of an unfinished write that opening removed from the end."""
         self._linger_s = linger_s
@@ -130,17 +135,19 @@ class Journal:
         *Raises* JournalError when this or an earlier write or fsync failed, UsageError for a closed
         journal, an empty row or a reserved key.
         """
-        if lines := _lines(rows):
+        lines, images = _lines(rows)
+        if lines:
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
-            self._submit((lines, loop, waiter))
+            self._submit((lines, images, loop, waiter))
             await waiter
 
     def append_sync(self, rows: Row | Iterable[Row]) -> None:
         """``append``, blocking the calling thread; not for use inside an event loop."""
-        if lines := _lines(rows):
+        lines, images = _lines(rows)
+        if lines:
             waiter: concurrent.futures.Future[None] = concurrent.futures.Future()
-            self._submit((lines, None, waiter))
+            self._submit((lines, images, None, waiter))
             waiter.result()
 
     def close(self) -> None:
@@ -169,7 +176,7 @@ class Journal:
     def _recover(
         self, on_row: Callable[[dict[str, object]], None] | None, start: int, num_rows: int
     ) -> None:
-        fd = self._open_fd()
+        fd, images = self._open_fd(), StoredImages(self.path.parent)
         with open_file(self.path) as file:
             size = os.fstat(fd).st_size
             file.seek(start)
@@ -179,7 +186,7 @@ class Journal:
                 self.num_recovered += len(bodies)
                 if on_row is not None:
                     for body in bodies:
-                        on_row(_decoded(body, self.path))
+                        on_row(_decoded(body, self.path, images))
         failpoint("journal.open")
         self.cut_bytes = size - self._durable_bytes
         if self.cut_bytes:
@@ -221,8 +228,10 @@ class Journal:
         if self._cause is not None:
             return
         assert self._file is not None
-        content = b"".join([lines for lines, _, _ in batch])
+        content = b"".join([lines for lines, _, _, _ in batch])
         try:
+            for _, images, _, _ in batch:
+                write_images(self.images_folder, images)
             failpoint("journal.before_write")
             write_all(self._file.fd, content)
             failpoint("journal.after_write")
@@ -274,7 +283,7 @@ class Journal:
 
     def _acknowledge(self, batch: list[_Append]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop | None, list[_Waiter]] = defaultdict(list)
-        for _, loop, waiter in batch:
+        for _, _, loop, waiter in batch:
             by_loop[loop].append(waiter)
         for loop, waiters in by_loop.items():
             if loop is None:
@@ -305,7 +314,7 @@ class Journal:
 
 
 _Waiter: TypeAlias = "asyncio.Future[None] | concurrent.futures.Future[None]"
-_Append: TypeAlias = "tuple[bytes, asyncio.AbstractEventLoop | None, _Waiter]"
+_Append: TypeAlias = "tuple[bytes, dict[str, bytes], asyncio.AbstractEventLoop | None, _Waiter]"
 
 
 def read_journal(path: str | os.PathLike[str]) -> Iterator[dict[str, object]]:
@@ -314,9 +323,10 @@ def read_journal(path: str | os.PathLike[str]) -> Iterator[dict[str, object]]:
 
     Never changes the file. *Raises* FileNotFoundError; JournalError with file and line for damage.
     """
+    images = StoredImages(Path(path).parent)
     for _, bodies in scan_journal(path):
         for body in bodies:
-            yield _decoded(body, Path(path))
+            yield _decoded(body, Path(path), images)
 
 
 def scan_journal(
@@ -342,25 +352,28 @@ def scan_journal(
             yield [start + end for end in ends], bodies
 
 
-def _lines(rows: Row | Iterable[Row]) -> bytes:
-    """The lines of an append."""
+def _lines(rows: Row | Iterable[Row]) -> tuple[bytes, dict[str, bytes]]:
+    """The lines of an append, and the images that they refer to."""
+    images: dict[str, bytes] = {}
     if isinstance(rows, Mapping):
-        return _line(rows)
+        return _line(rows, images), images
     rows = list(rows)
     if len(rows) == 1:
-        return _line(rows[0])
-    return b"".join(
-        [_line(row, b',"write_part":[%d,%d]' % (i, len(rows))) for i, row in enumerate(rows, 1)]
-    )
+        return _line(rows[0], images), images
+    parts = (b',"write_part":[%d,%d]' % (number, len(rows)) for number in range(1, len(rows) + 1))
+    lines = [_line(row, images, part) for row, part in zip(rows, parts, strict=True)]
+    return b"".join(lines), images
 
 
-def _line(row: Row, part: bytes = b"") -> bytes:
+def _line(row: Row, images: dict[str, bytes], part: bytes = b"") -> bytes:
     if not row or "crc32" in row or "write_part" in row:
         raise UsageError(
             f"a journal row needs a key, and none of {sorted(RESERVED_KEYS)}; this one has"
             f" {sorted(row)}."
         )
-    body = encode_row(row)[:-1] + part
+    encoded, images_of_row = set_aside(encode_row(row))
+    images.update(images_of_row)
+    body = encoded[:-1] + part
     return b'%b,"crc32":%d}\n' % (body, crc32(body))
 
 
@@ -410,9 +423,9 @@ def _without_part(body: bytes) -> tuple[bytes, int, int]:
     return body[:start], int(index), int(total)
 
 
-def _decoded(body: bytes, path: Path) -> dict[str, object]:
+def _decoded(body: bytes, path: Path, images: StoredImages) -> dict[str, object]:
     try:
-        return decode_row(body)
+        return images.decode(body)
     except ValueError as error:
         raise JournalError(
             f"{path} has a row that is not a JSON object ({error}).", path=str(path)

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from verifiers.data.media import type_of_content
 from verifiers.errors import ConfigError, JournalError
 from verifiers.runtime.decoding import decode_message
 from verifiers.runtime.json import encode_row
@@ -62,9 +63,18 @@ def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
             return _json({"error": "no such question"}, 404)
         return await asyncio.to_thread(answered, lambda: answer(request.query_params))
 
-    def answered(answer: Callable[[], Mapping[str, object]]) -> Response:
+    async def image(request: Request) -> Response:
+        query = request.query_params
+        return await asyncio.to_thread(
+            answered, lambda: library.image(_run(query), query.get("name", ""), _step(query))
+        )
+
+    def answered(answer: Callable[[], Mapping[str, object] | bytes]) -> Response:
         try:
-            return _json(answer())
+            content = answer()
+            if isinstance(content, bytes):
+                return Response(content, headers={"content-type": type_of_content(content)})
+            return _json(content)
         except (LookupError, FileNotFoundError) as error:
             return _json({"error": str(error.args[0] if error.args else error)}, 404)
         except ValueError as error:
@@ -83,6 +93,7 @@ def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
 
     routes = [
         Route(WRITES, label, methods=["POST"]),
+        Route("/api/image", image),
         Route("/api/{question}", api),
         Route("/", static),
         Route("/static/{name:path}", static),

@@ -21,11 +21,13 @@ from verifiers.errors import ConfigError, JournalError
 from verifiers.runtime.bounded import TooLong, read_file
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import replacing
+from verifiers.storage.images import IMAGES_NAME, stored_name, write_images
 from verifiers.view.app import VENDOR, static_files
 from verifiers.view.catalog import TRAINING
 from verifiers.view.describe import DAMAGE
 from verifiers.view.guard import POLICY
 from verifiers.view.library import Library
+from verifiers.view.rollout import stored_images
 
 log = logging.getLogger(__name__)
 ROWS_PER_FILE = 20
@@ -63,7 +65,7 @@ def export(
                 (new / name).write_bytes(files[name])
             (new / "index.html").write_text(_page(files["index.html"].decode()))
             last_report = time.monotonic()
-            for name, answer in _answers(library):
+            for name, answer in _answers(library, new / IMAGES_NAME):
                 _write(new / "data", name, answer)
                 if time.monotonic() - last_report >= REPORT_EVERY_S:
                     last_report = time.monotonic()
@@ -111,9 +113,10 @@ def _page(page: str) -> str:
     return page.replace("static/", "")
 
 
-def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _answers(library: Library, images: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
     """(file name, response) of every request the page can make. Runs are numbered in the order of
-    the list; of a damaged run there is what comes before the damage."""
+    the list; of a damaged run there is what comes before the damage. The images of rollouts are
+    written to the folder ``images``."""
     runs = library.runs()
     runs["runs"].sort(key=lambda run: str(run["id"]))
     public = [_without_path(run) for run in runs["runs"]]
@@ -122,23 +125,23 @@ def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, object]]]:
     yield from _sets(library)
     for index, described in enumerate(runs["runs"]):
         try:
-            yield from _answers_of(library, described["id"], index)
+            yield from _answers_of(library, described["id"], index, images)
         except (OSError, ConfigError, JournalError, *DAMAGE) as error:
             log.warning("%s is damaged: %s: %s", described["id"], type(error).__name__, error)
 
 
 def _answers_of(
-    library: Library, run_id: str, index: int
+    library: Library, run_id: str, index: int, images: Path
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
     run = library.run(run_id)
     yield f"{index}/run", _without_path(run)
     if run["kind"] == TRAINING:
         yield f"{index}/metrics", library.metrics(run_id)
         for step in run["steps"]:
-            yield from _rows(library, run_id, step, f"{index}/step-{step}")
+            yield from _rows(library, run_id, step, f"{index}/step-{step}", images)
     else:
         yield f"{index}/labels", library.labels(run_id)
-        yield from _rows(library, run_id, None, f"{index}/rows")
+        yield from _rows(library, run_id, None, f"{index}/rows", images)
 
 
 def _comparisons(
@@ -180,7 +183,7 @@ def _progress(library: Library, name: str) -> str:
 
 
 def _rows(
-    library: Library, run_id: str, step: int | None, folder: str
+    library: Library, run_id: str, step: int | None, folder: str, images: Path
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     columns = library.columns(run_id, step, budget_s=float("inf"))
     yield f"{folder}/columns", {**columns, "complete": True}
@@ -191,7 +194,12 @@ def _rows(
         yield f"{folder}/previews-{first // PREVIEWS_PER_FILE}", previews
     for first in range(0, total, ROWS_PER_FILE):
         numbers = range(first, min(first + ROWS_PER_FILE, total))
-        yield f"{folder}/rollouts-{first // ROWS_PER_FILE}", library.rollouts(run_id, numbers, step)
+        answer = library.rollouts(run_id, numbers, step)
+        for page in answer["rollouts"].values():
+            names = {str(stored_name(part["url"])) for part in stored_images(page)}
+            missing = [name for name in names if not (images / name).exists()]
+            write_images(images, {name: library.image(run_id, name, step) for name in missing})
+        yield f"{folder}/rollouts-{first // ROWS_PER_FILE}", answer
 
 
 def _without_path(run: Mapping[str, object]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ model text.
   name resolves to 127.0.0.1 sends its own name as the host.
 * Requests of pages of other sites (``Sec-Fetch-Site``, ``Origin``) are refused, except navigation by
   a link.
-* The content security policy allows only scripts, styles and fonts of this server, and images from
-  ``data:`` URLs: model text can neither execute nor send requests.
+* The content security policy allows only scripts, styles, fonts and images of this server, and
+  images from ``data:`` URLs: model text can neither execute nor send requests to others.
 
 There are no passwords: every local user of this machine can read the served runs, and label them.
 """
@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from verifiers.runtime.origins import LOOPBACK, is_cross_site, is_named, is_other_origin
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; font-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {

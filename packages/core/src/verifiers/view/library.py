@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from verifiers.results.sets import partners_within
 from verifiers.results.statistics import known_values
 from verifiers.results.stored import StoredOutputs
 from verifiers.storage.directory import METRICS_NAME
+from verifiers.storage.images import IMAGES_NAME, StoredImages, stored_name
 from verifiers.storage.proof import proof_of, read_proof
 from verifiers.view import describe, rollout, sets
 from verifiers.view.catalog import TRAINING, Catalog
@@ -154,17 +156,33 @@ class Library:
         return {"previews": {str(number): rollout.preview(*pair) for number, pair in texts}}
 
     def rollout(self, run_id: str, number: int, step: int | None = None) -> dict[str, Any]:
-        """A complete rollout."""
+        """A complete rollout; its stored images at the URLs of ``image``."""
         of_number: dict[str, Any] = self.rollouts(run_id, [number], step)["rollouts"][str(number)]
+        of_run = {"run": run_id} | ({} if step is None else {"step": str(step)})
+        for part in rollout.stored_images(of_number):
+            part["url"] = f"api/image?{urlencode(of_run | {'name': stored_name(part['url'])})}"
         return of_number
+
+    def image(self, run_id: str, name: str, step: int | None = None) -> bytes:
+        """The file of a stored image, by its name. Raises ``LookupError`` for another name,
+        ``JournalError`` for one that is missing or was changed."""
+        if not stored_name(f"{IMAGES_NAME}/{name}"):
+            raise LookupError(f"{name[:100]!r} is not the name of an image")
+        return StoredImages(self.catalog.rows_file(run_id, step).parent).content(name)
 
     def rollouts(
         self, run_id: str, numbers: Sequence[int], step: int | None = None
     ) -> dict[str, Any]:
-        """Complete rollouts, by row number."""
+        """Complete rollouts, by row number; their stored images as references."""
         weights = describe.weights(self.catalog.get(run_id))
-        rows = zip(numbers, self._read_index(run_id, step).rows(numbers), strict=True)
+        index = self._read_index(run_id, step)
+        rows = zip(numbers, index.rows(numbers, restores=False), strict=True)
         pages = {n: {"row": n} | rollout.page(row, weights, self._pieces) for n, row in rows}
+        for content in pages.values():
+            for part in rollout.stored_images(content):
+                if not (index.path.parent / part["url"]).is_file():
+                    reference = part.pop("url")
+                    part |= {"type": "address", "text": f"{reference} was moved or deleted"}
         return {"rollouts": {str(number): page for number, page in pages.items()}}
 
     def search(

@@ -1,15 +1,17 @@
 """Convert one rollout for display: its messages in order, the numbers of each model turn, and its
 scores.
 
-Returns plain JSON values without markup. Only ``data:`` URLs of raster formats are passed on as
-images; any other address stays text, so that viewing a rollout sends no request to other hosts.
+Returns plain JSON values without markup. Only ``data:`` URLs of raster formats, and references to
+images beside the rows, are passed on as images; any other address stays text, so that viewing a
+rollout sends no request to other hosts.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from verifiers.data.media import properly_named
@@ -17,6 +19,7 @@ from verifiers.data.messages import field, message_text
 from verifiers.data.text import split_reasoning
 from verifiers.results.rows import ALWAYS, DISK_FIELDS, FIELDS, RolloutOutput, json_ready
 from verifiers.rollouts.declaration import EMPTY
+from verifiers.storage.images import stored_name
 
 IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp|avif|bmp);base64,[A-Za-z0-9+/=\s]*")
 """URLs that are displayed as images."""
@@ -174,10 +177,19 @@ def _part(part: object) -> dict[str, Any]:
     if kind == "image_url":
         address = field(properly_named(part), "image_url")
         url = address if isinstance(address, str) else field(address, "url")
-        if isinstance(url, str) and IMAGE.fullmatch(url):
+        if isinstance(url, str) and (IMAGE.fullmatch(url) or stored_name(url)):
             return {"type": "image", "url": url}
         return {"type": "address", "text": str(url)}
     return {"type": "other", "value": json_ready(part)}
+
+
+def stored_images(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The parts of a page's messages that refer to images beside the rows."""
+    branches = (branch["messages"] for branch in content["branches"])
+    for message in chain(content["messages"], *branches):
+        for part in message["parts"]:
+            if part["type"] == "image" and stored_name(part["url"]):
+                yield part
 
 
 def _step(step: Mapping[str, Any], pieces: Pieces | None) -> dict[str, Any]:

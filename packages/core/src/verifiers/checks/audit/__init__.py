@@ -32,7 +32,7 @@ from verifiers.checks.audit.answers import (
     is_solution,
     solution_texts,
 )
-from verifiers.checks.audit.panel import CHANGES, Answers, NonSolution, hedges, panel
+from verifiers.checks.audit.panel import CHANGES, Answers, NonSolution, hedges, panel, unseeing
 from verifiers.checks.audit.playing import Player, Policy, Trial, Turn
 from verifiers.checks.audit.report import NOT_REPEATABLE, AuditReport, Paid, RowProfile
 from verifiers.checks.audit.rows import check_rows
@@ -248,6 +248,8 @@ class _Subject:
             policies += code_policies(self.examples, write, solution)
         for policy in policies:
             await self._play(policy)
+        for policy in unseeing(write, self.answers, self.examples):
+            await self._check_images(policy)
         for pair in hedges(write, self.answers) if self.answers.texts else ():
             await self._play_pair(*pair)
         await self._search(write)
@@ -386,6 +388,21 @@ class _Subject:
             is_task,
             _cut(max(trials, key=_known_reward).replies),
         )
+
+    async def _check_images(self, policy: NonSolution) -> None:
+        """Whether a reply that ignores the images is paid as one that sees them; what it solves
+        counts too."""
+        paid = await self._play(policy)
+        if paid is not None and paid.reward >= FULL * self.right:
+            self.findings.error(
+                "images-are-not-needed",
+                f"{paid.name} earns {paid.reward:g} on average where a right answer earns"
+                f" {self.right:g}: a policy that does not see its images learns the same; it replied"
+                f" {paid.sample}",
+                self.location,
+                "ask what only the image tells: different images with the same question need"
+                " different answers",
+            )
 
     # --- further checks ---------------------------------------------------------------------------
 

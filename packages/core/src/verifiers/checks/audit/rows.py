@@ -12,6 +12,7 @@ from verifiers.checks.audit.answers import answer_text, question_of
 from verifiers.checks.audit.panel import Answers
 from verifiers.checks.report import Findings
 from verifiers.data.examples import Example
+from verifiers.data.images import image_parts, image_url
 from verifiers.data.messages import message_text
 from verifiers.environments.base import Environment
 
@@ -121,7 +122,8 @@ def _row_key(example: Example, is_single: bool) -> str:
     """What makes two rows differ: their prompt; of several turns also its answer and ``info``."""
     prompt = example.row["prompt"]
     if not isinstance(prompt, str):
-        prompt = json.dumps([[m.get("role"), message_text(m)] for m in prompt])
+        texts = [[m.get("role"), message_text(m)] for m in prompt]
+        prompt = json.dumps([texts, [image_url(part) for part in image_parts(prompt)]])
     key = " ".join(prompt.casefold().split())
     if is_single:
         return key
