@@ -25,6 +25,8 @@ import torch
 from aiohttp import web
 from safetensors.torch import load_file
 
+from verifiers_trainer.engines.http.chat import ChatFormat
+from verifiers_trainer.engines.processing import processing_of
 from verifiers_trainer.engines.vllm.features import (
     FIRST,
     NCCL_ID,
@@ -103,6 +105,8 @@ class FakeVLLM:
         """Every completion that was asked for."""
         self.logit_step = 0.0
         """Logits are rounded to multiples of it, up or down by chance, as half precision does."""
+        self.shown_prompt: Any = list
+        """Prompt ids -> those that an answer shows."""
         self.starts = 0
         self._rounding = torch.Generator().manual_seed(0)
         self._thread: threading.Thread | None = None
@@ -333,11 +337,10 @@ class FakeVLLM:
     # --- completions ------------------------------------------------------------------------------
 
     async def _v1_chat_completions(self, body: Any, request: web.Request) -> Any:
-        text = self.tokenizer.apply_chat_template(
-            body["messages"], add_generation_prompt=True, tokenize=False
-        )
-        prompt = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        made = await self._complete(prompt, body, request, body.get("top_logprobs") or 0)
+        chat = ChatFormat(self.tokenizer, None, processing_of(self.model))
+        ids, images = chat.prompt(json.dumps(body["messages"]).encode(), None)
+        prompt, limit = ids.tolist(), body.get("top_logprobs") or 0
+        made = await self._complete(prompt, body, request, limit, images)
         content = [
             {
                 "token": "",
@@ -391,7 +394,7 @@ class FakeVLLM:
         }
         reply["usage"] = {"prompt_tokens": len(prompt), "completion_tokens": len(made["ids"])}
         if self.token_ids and body.get("return_token_ids"):
-            reply["prompt_token_ids"] = prompt
+            reply["prompt_token_ids"] = self.shown_prompt(prompt)
         return reply
 
     async def _draws(self, prompt: list[int], body: Any, count: int) -> Any:
@@ -415,7 +418,12 @@ class FakeVLLM:
         return drawn.exp(), torch.log_softmax(logits, -1) if self.raw_logprobs else shown
 
     async def _complete(
-        self, prompt: list[int], body: Any, request: web.Request, num_likely: int
+        self,
+        prompt: list[int],
+        body: Any,
+        request: web.Request,
+        num_likely: int,
+        images: tuple[bytes, ...] = (),
     ) -> dict[str, Any]:
         asked = body["model"]
         if asked != self.name and asked not in self.adapters:
@@ -433,7 +441,8 @@ class FakeVLLM:
             model = self.adapters.get(asked, self.model)
             with torch.no_grad():
                 inputs = torch.tensor([ids], device=model.device)
-                logits = model(inputs, use_cache=False).logits[0, -1].float().cpu()
+                seen = processing_of(model).arguments(model, inputs, images) if images else {}
+                logits = model(inputs, use_cache=False, **seen).logits[0, -1].float().cpu()
             if self.logit_step:
                 chances = torch.rand(logits.shape, generator=self._rounding)
                 logits = (logits / self.logit_step + chances).floor() * self.logit_step
@@ -462,6 +471,8 @@ class FakeVLLM:
 
 def _filtered(logits: torch.Tensor, sampling: dict[str, Any]) -> torch.Tensor:
     """Log-probabilities [V] at the temperature, of the tokens that top_k and top_p leave."""
+    for token, bias in (sampling.get("logit_bias") or {}).items():
+        logits[int(token)] += bias
     logprobs = torch.log_softmax(logits / sampling.get("temperature", 1.0), -1)
     ranked, order = logprobs.sort(descending=True)
     before = ranked.exp().cumsum(-1) - ranked.exp()

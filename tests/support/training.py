@@ -129,7 +129,7 @@ def small_trainer(folder: Path, env: Any = None, model: Any = None, **settings: 
         model if model is not None else small_policy(),
         env if env is not None else toy_env(),
         small_config(folder, **settings),
-        build_tiny_tokenizer(),
+        None if isinstance(model, str) else build_tiny_tokenizer(),
         **options,
     )
 

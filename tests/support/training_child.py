@@ -3,6 +3,7 @@ server."""
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import sys
@@ -40,8 +41,8 @@ def train_in_child(context: Any, folder: Path, failpoint: str = "", **settings: 
     """Train (or resume, when the folder holds a checkpoint); the exit code, -9 after SIGKILL at the
     failpoint.
 
-    ``settings`` may have ``environment``, the name of a function of ``support.training`` that makes
-    it.
+    ``settings`` may have ``environment``, the function that makes it (a name of
+    ``support.training``, or ``module:name``), and ``model``, a folder.
     """
     process = context.Process(target=_train, args=(str(folder), failpoint, settings))
     process.start()
@@ -58,10 +59,13 @@ def _train(folder: str, failpoint: str, settings: dict[str, Any]) -> None:
     from verifiers_trainer.policy import checkpoint_files
 
     torch.set_num_threads(1)
-    env = getattr(training, settings.pop("environment", "toy_env"))()
+    module, _, name = settings.pop("environment", "toy_env").rpartition(":")
+    env = getattr(importlib.import_module(f"support.{module or 'training'}"), name)()
+    model = settings.pop("model", None)
     resume = checkpoint_files.newest_valid(Path(folder)) is not None
     with failpoints.armed(failpoint) if failpoint else nullcontext():
-        training.small_trainer(Path(folder), env, **settings).train(resume_from_checkpoint=resume)
+        trainer = training.small_trainer(Path(folder), env, model, **settings)
+        trainer.train(resume_from_checkpoint=resume)
     sys.stdout.flush()
 
 

@@ -55,6 +55,7 @@ from verifiers_trainer.algorithm.samples import carries_loss
 from verifiers_trainer.algorithm.state import load_state, state_of
 from verifiers_trainer.distributed import batch_sharing, deepspeed, fsdp
 from verifiers_trainer.engines.policy_client import PolicyClient
+from verifiers_trainer.engines.processing import processing_of
 from verifiers_trainer.hf_loop import FORCED, HFLoop
 from verifiers_trainer.pipeline import curriculum, custom_batches, rewards, subclass_hooks
 from verifiers_trainer.pipeline.custom_batches import BatchSource
@@ -76,6 +77,7 @@ from verifiers_trainer.run.proof import write_proof
 from verifiers_trainer.run.provenance import CALLBACK
 from verifiers_trainer.run.recorder import StepRecorder
 from verifiers_trainer.run.resume import Checkpoints
+from verifiers_trainer.run.sight import first_prompt, prompt_of_rows
 from verifiers_trainer.run.signals import Interruption, exit_of
 from verifiers_trainer.run.step import Step
 from verifiers_trainer.run.trackers import installed
@@ -399,6 +401,9 @@ class RLTrainer(HFLoop):
         if isinstance(self.reference, Teacher):
             sanity_checks.check_forward(self.reference.model, self.args)
         run.renew(trained_only=False)
+        if processing_of(self.model) is not None and run.offline is None:
+            prompt = first_prompt(run.model, run.examples, run.env) if run.ranks.is_main else None
+            self.canary.look(prompt)
         self.recorder.begin()
         self.is_open = True
         if not self.ranks.is_main:
@@ -757,6 +762,8 @@ class RLTrainer(HFLoop):
         started = time.perf_counter()
         if self.checks_sampler:  # in every step: an environment may change how it samples
             step.numbers |= self.canary.check() | self._check_sampler(step.meter)
+            if processing_of(self.model) is not None:
+                step.numbers |= self.canary.look(prompt_of_rows(step.rows))
         step.train_s += time.perf_counter() - started
         step.numbers |= {"loss": step.loss, **step.meter.summary(), "time/train": step.train_s}
         step.numbers["throughput/train_tokens_per_s"] = (

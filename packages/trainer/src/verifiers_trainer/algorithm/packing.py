@@ -67,6 +67,9 @@ class PackedRow:
     # int32 [T], from 0: the node of the prefix tree that computes a token; None: each its own
     node_ids: np.ndarray | None = None
     component: np.ndarray | None = None  # int32 [T]: index in COMPONENTS; None = 0 throughout
+    # uint8 [bytes]: the files of the images of the row's only sample, end to end
+    images: np.ndarray | None = None
+    image_ends: np.ndarray | None = None  # int32 [images]: where each ends in `images`
 
     @property
     def num_tokens(self) -> int:
@@ -112,6 +115,10 @@ def sample_spans(row: PackedRow) -> list[tuple[int, int, int]]:
     return [(int(sample), *span) for sample, span in zip(row.sample_indices, spans, strict=True)]
 
 
+IN_LAYOUT = ("node_ids", "images", "image_ends")
+"""Fields of a row that the forward pass reads on the host, where a row has them."""
+
+
 def forward_arguments(
     row: Mapping[str, torch.Tensor], packed: PackedRow | None = None
 ) -> dict[str, torch.Tensor]:
@@ -127,9 +134,25 @@ def forward_arguments(
         "inv_temperature": row["inv_temperature"],
         "loss_mask": layout["loss_mask"],
     }
-    if "node_ids" in row:
-        arguments["node_ids"] = layout["node_ids"]
+    arguments |= {name: layout[name] for name in IN_LAYOUT if name in row}
     return arguments
+
+
+def image_arrays(images: Sequence[bytes]) -> dict[str, np.ndarray]:
+    """Files of images as the fields of a row; nothing of none."""
+    if not images:
+        return {}
+    ends = np.cumsum([len(content) for content in images], dtype=np.int32)
+    return {"images": np.frombuffer(bytearray(b"".join(images)), np.uint8), "image_ends": ends}
+
+
+def image_files(images: np.ndarray | None, image_ends: np.ndarray | None) -> tuple[bytes, ...]:
+    """The files of ``image_arrays``."""
+    if images is None or image_ends is None:
+        return ()
+    content = images.tobytes()
+    bounds = itertools.pairwise([0, *image_ends.tolist()])
+    return tuple(content[start:end] for start, end in bounds)
 
 
 def pack(
@@ -147,7 +170,8 @@ def pack(
     ``weights`` are those of `aggregation.step_weights`, one array [T] per sample. Samples whose
     weights are all zero are left out; every other sample is in exactly one row. ``packing=False``
     gives each sample its own row. With ``share_prompts`` a row holds ``max_tokens`` nodes of prefix
-    trees, which may be the tokens of more samples; the gradient is the same.
+    trees, which may be the tokens of more samples; the gradient is the same. A sample with images
+    has its own row, and so have the others then.
 
     *Raises* ValueError for a sample longer than ``max_tokens``, and for a sample whose first token
     carries loss.
@@ -166,6 +190,7 @@ def pack(
             raise ValueError(
                 f"sample {i} has {sample.num_tokens} tokens and {len(weights[i])} weights"
             )
+    packing = packing and not any(samples[i].images for i in used)
     if share_prompts and packing:
         total = sum(samples[i].num_tokens for i in used)
         parts = trees(samples, used, min(max_tokens, math.ceil(total / world)))
@@ -276,6 +301,7 @@ def _row(
         sample_indices=np.array(members, np.int32),
         node_ids=node_ids(lengths, common) if any(common) else None,
         component=repeated(components, np.int32) if any(components) else None,
+        **image_arrays([file for sample in in_row for file in sample.images]),
     )
 
 

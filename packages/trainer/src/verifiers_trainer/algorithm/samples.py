@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from verifiers.data.images import image_bytes, image_parts
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.transcript import NOT_SAMPLED, branches
 from verifiers.rollouts.turn import Turn
@@ -27,6 +28,8 @@ from verifiers.types import Immutable
 
 if TYPE_CHECKING:
     import torch
+
+    from verifiers.types import Messages
 
 COMPONENTS = ("rl", "ce", "ref_kl")
 """Parts of the loss, of which a sample has one: its rewards ("rl"), imitation ("ce"), nearness to a
@@ -66,6 +69,8 @@ class Sample(Immutable, frozen=True, eq=False):
     """The part of the loss that trains the sample, one of ``COMPONENTS``."""
     turns: tuple[tuple[int, int, int], ...] = ()
     """(index of the turn, start, end) of each completion; see ``transcript.Branch``."""
+    images: tuple[bytes, ...] = ()
+    """The files of the images whose placeholders the tokens have, in their order."""
 
     @property
     def num_tokens(self) -> int:
@@ -81,6 +86,12 @@ class Sample(Immutable, frozen=True, eq=False):
         """Smallest policy version among the sampled tokens; None when nothing was sampled."""
         sampled = self.versions[self.versions != NOT_SAMPLED]
         return int(sampled.min()) if len(sampled) else None
+
+
+def images_of(messages: Messages) -> tuple[bytes, ...]:
+    """The files of the images in messages. *Raises* ConfigError for one of which the record has the
+    address alone: it may be another by now."""
+    return tuple(map(image_bytes, image_parts(messages)))
 
 
 class RolloutSamples(Immutable, frozen=True):
@@ -167,6 +178,7 @@ def rollout_samples(
                 group=group,
                 component=component,
                 turns=branch.turns,
+                images=images_of(turns[branch.turns[-1][0]].prompt),
             )
         )
     return RolloutSamples(tuple(samples), None if samples else "empty")

@@ -143,7 +143,9 @@ def training_client(
     client = policy_client(engine)
     if config.history == "template":
         return client
-    return ExactClient(client, tokenizer, config.max_seq_len, config.tool_call_parser)
+    return ExactClient(
+        client, tokenizer, config.max_seq_len, config.tool_call_parser, engine.processing
+    )
 
 
 def policy_client(engine: EmbeddedEngine | VLLMEngine) -> Client:

@@ -9,7 +9,18 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from verifiers.errors import ModelRefused
+
 FinishReason = Literal["stop", "length", "abort"]
+
+
+class BadRequest(ModelRefused):
+    """A request that cannot be served; ``field`` is that of the body which is wrong."""
+
+    def __init__(
+        self, message: str, field: str | None = None, code: str | None = None, status: int = 400
+    ):
+        super().__init__(message, field=field, code=code, status=status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,14 @@ class GenerationRequest:
     params: SamplingParams
     on_token: OnToken | None = None
     """Called for each sampled token but the last, on the generation thread: it must not block."""
+    images: tuple[bytes, ...] = ()
+    """The files of the images whose placeholders the prompt has."""
+
+    @property
+    def prompt_key(self) -> bytes | tuple[bytes, ...]:
+        """Equal for equal prompts."""
+        ids = self.prompt_ids.tobytes()
+        return (ids, *self.images) if self.images else ids
 
     @property
     def max_length(self) -> int:

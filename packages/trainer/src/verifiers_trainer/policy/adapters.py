@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from verifiers.errors import ConfigError
 from verifiers.storage.files import replacing, share_modes
 from verifiers_trainer.distributed import fsdp
+from verifiers_trainer.engines.processing import save_texts
 from verifiers_trainer.policy import builtin_models, quantization
 from verifiers_trainer.policy.adapter_files import (
     ADAPTER,
@@ -313,7 +314,7 @@ def _written_base(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) 
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(location) as new, quantization.saved_as_given(base):
             base.save_pretrained(new, state_dict=state)
-            tokenizer.save_pretrained(new)
+            save_texts(base, tokenizer, new)
             share_modes(new.iterdir())
     return location
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from verifiers.errors import ConfigError
 from verifiers.storage.files import replacing, share_modes
+from verifiers_trainer.engines.processing import save_texts
 from verifiers_trainer.policy import adapter_files, adapters, quantization
 from verifiers_trainer.policy.folder_client import model_folder
 from verifiers_trainer.policy.loading import get_model, get_tokenizer
@@ -51,5 +52,5 @@ def export(source: str, target: Path, *, merged: bool = False) -> Path:
                 adapters.record_base(model, tokenizer, target.parent)
         model.save_pretrained(new)
         quantization.record_base(model, new)
-        tokenizer.save_pretrained(new)
+        save_texts(model, tokenizer, new)
     return folder

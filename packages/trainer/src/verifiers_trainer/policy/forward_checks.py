@@ -20,8 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifiers_trainer.algorithm.prefix_tree import node_ids
 from verifiers_trainer.engines.embedded.kv_cache import has_states
+from verifiers_trainer.engines.processing import language_part, placeholder_ids
 from verifiers_trainer.policy.compiled import as_written
 from verifiers_trainer.policy.logprobs import (
+    LogitTransform,
     find_causal_lm,
     install_logprob_forward,
     is_installed,
@@ -74,6 +76,8 @@ def check_head(model: nn.Module, *, num_tokens: int = 24) -> SelfCheck:
             logits = model(input_ids=tokens, attention_mask=None, use_cache=False).logits[0]
             for hook in hooks:
                 hook.remove()
+        if (of_ids := LogitTransform.of(find_causal_lm(model).config).of_ids) is not None:
+            logits = of_ids(logits)
     stock = torch.log_softmax(logits, dim=-1).gather(-1, tokens[0, 1:, None]).squeeze(-1)
     return SelfCheck(_finite((ours - stock).abs().max()), HEAD_TOLERANCE)
 
@@ -90,10 +94,12 @@ def _first_tensor(output: Any) -> Tensor:
 
 
 def layer_dtype(model: nn.Module) -> torch.dtype | None:
-    """The dtype that the model's first linear layer computes in, measured; None for a model without
-    such a layer."""
+    """The dtype that the model's first linear layer for text computes in, measured; None for a
+    model without such a layer."""
     dtypes: list[torch.dtype] = []
-    layer = next((layer for layer in model.modules() if isinstance(layer, nn.Linear)), None)
+    sees = placeholder_ids(find_causal_lm(model).config)
+    part = language_part(model) if sees else model
+    layer = next((layer for layer in part.modules() if isinstance(layer, nn.Linear)), None)
     if layer is None:
         return None
     hook = layer.register_forward_hook(
@@ -306,4 +312,6 @@ def _random_tokens(model: nn.Module, count: int) -> Tensor:
     vocabulary = min(lm.config.get_text_config().vocab_size, 1000)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, vocabulary, (1, count), generator=generator)
+    for placeholder in placeholder_ids(lm.config):  # of an image that there is not
+        tokens[tokens == placeholder] = 0
     return tokens.to(lm.get_input_embeddings().weight.device)

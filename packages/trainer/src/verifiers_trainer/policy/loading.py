@@ -42,7 +42,7 @@ def get_model(
     quantize: Literal["nf4"] | None = None,
 ) -> PreTrainedModel:
     """A causal language model, by hub id, local folder, ``builtin:tiny`` or
-    ``builtin:smollm2-135m``.
+    ``builtin:smollm2-135m``; one that takes images where its type has no class for text alone.
 
     Args:
         model_name: A hub id, a local folder, ``builtin:tiny`` or ``builtin:smollm2-135m``.
@@ -58,7 +58,6 @@ def get_model(
     Raises ConfigError when the model cannot be loaded; the cause is chained.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
     from verifiers_trainer.policy import quantization
 
@@ -80,7 +79,7 @@ def get_model(
     else:
         _require_folder(model_name)
         try:
-            model = _loaded(AutoModelForCausalLM, model_name, kwargs, model_kwargs or {})
+            model = _loaded(_auto_class(model_name), model_name, kwargs, model_kwargs or {})
         except (OSError, ValueError) as error:
             message = f"cannot load the model {model_name!r}: {_first_line(error)}"
             raise ConfigError(message, model=model_name) from error
@@ -165,6 +164,22 @@ def _builtin_name(model_name: str) -> str | None:
         f"no builtin model {model_name!r}; did you mean {close!r}? (known: {names})",
         model=model_name,
     )
+
+
+def _auto_class(model_name: str) -> Any:
+    """The auto class that loads the model."""
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
+
+    kind = type(AutoConfig.from_pretrained(model_name, trust_remote_code=False))
+    is_of_text = kind in MODEL_FOR_CAUSAL_LM_MAPPING
+    sees = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if sees and not is_of_text else AutoModelForCausalLM
 
 
 def _loaded(

@@ -17,8 +17,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers.utils import ModelOutput
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.algorithm.packing import sent
+from verifiers_trainer.algorithm.packing import image_files, sent
 from verifiers_trainer.algorithm.prefix_tree import Nodes
 from verifiers_trainer.engines.embedded.model_inputs import keep_precision
+from verifiers_trainer.engines.processing import NEVER, placeholder_ids, processing_of
 from verifiers_trainer.policy.sizes import CHUNK_TOKENS, CHUNK_TOKENS_CPU, STORED_LOGITS_BYTES
 
 if TYPE_CHECKING:
@@ -58,15 +59,17 @@ class LogprobOutput(ModelOutput):
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """An architecture's transform of its logits: ``softcap·tanh(scale·logits / softcap)``."""
+    """An architecture's transform of its logits: ``softcap·tanh(scale·logits / softcap)``, but of
+    the ids ``never``, which stand for images and which no policy samples."""
 
     scale: float = 1.0
     softcap: float | None = None
+    never: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> LogitTransform:
         """Of a transformers configuration (Cohere, Granite, Falcon-H1, Gemma and their like)."""
-        config = config.get_text_config()
+        never, config = placeholder_ids(config), config.get_text_config()
         scale = 1.0
         for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
             scale *= getattr(config, name, None) or 1.0
@@ -75,12 +78,22 @@ class LogitTransform:
         softcap = getattr(config, "final_logit_softcapping", None) or getattr(
             config, "logits_soft_cap", None
         )
-        return cls(scale, softcap)
+        return cls(scale, softcap, never)
 
     def __call__(self, logits: Tensor) -> Tensor:
         if self.scale != 1.0:
             logits = logits * self.scale
-        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        if not self.never:
+            return logits
+        never = torch.tensor(self.never, device=logits.device)
+        return logits.index_fill(-1, never, NEVER)
+
+    @property
+    def of_ids(self) -> LogitTransform | None:
+        """What is left of it after the stock head."""
+        return LogitTransform(never=self.never) if self.never else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +302,8 @@ def install_logprob_forward(
     token t. ``labels`` defaults to ``input_ids``, which are the same tokens, not shifted. With
     ``loss_mask`` the head is computed only where it is True. With the ``node_ids`` [T] of a row (see
     `packing.PackedRow`) each node of its prefix trees is computed once; the results are [T] all the
-    same. With ``teacher``, a model with
+    same. ``images`` [bytes], the files end to end, and ``image_ends`` are those of a row with a
+    sample that has images. With ``teacher``, a model with
     the same forward and vocabulary, the result has ``reverse_kl`` and ``forward_kl``. ``entropy``
     carries a gradient with ``entropy_gradient``. ``full_head`` goes through the stock head and
     holds all logits: for architectures that fail `check_head`.
@@ -370,6 +384,8 @@ def _logprob_forward(
     teacher: nn.Module | None = None,
     as_one_row: bool = False,
     entropy_gradient: bool = False,
+    images: Tensor | None = None,
+    image_ends: Tensor | None = None,
     **kwargs: object,
 ) -> LogprobOutput:
     if refused := [
@@ -419,6 +435,13 @@ def _logprob_forward(
     if isinstance(inv_temperature, Tensor) and inv_temperature.numel() > 1:
         inv_temperature = inv_temperature.reshape(-1)[predicted]
     layout = Layout.of(self, computed, computed_positions, nodes, as_one_row=as_one_row)
+    never = getattr(self, _STATE).transform.never
+    if never and loss_mask is not None and np.isin(tokens.cpu(), never)[is_predicted].any():
+        raise ConfigError(
+            "placeholders of images carry loss, which no policy samples: leave mask_env_responses"
+            " on where the environment answers with images"
+        )
+    layout = replace(layout, further=_of_images(self, tokens, images, image_ends))
     source, head, transform = _outputs(self, layout)
     states = None
     if teacher is not None:
@@ -481,6 +504,8 @@ class Layout:
     # the samples' lengths as flash attention takes them; without them it reads the positions back
     # from the device in every layer
     flash_lengths: dict[str, Tensor | int] = field(default_factory=dict)
+    # what a model that sees takes beside a row of one sample, see `engines.processing`
+    further: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -582,12 +607,27 @@ def _outputs(
         "attention_mask": layout.visible,
         "use_cache": False,
         **layout.flash_lengths,
+        **layout.further,
     }
     if state.full_head:
         with precision_kept(lm.get_output_embeddings()):
-            return _in_the_row(state.stock(lm)(**arguments).logits, layout), nn.Identity(), None
+            logits = _in_the_row(state.stock(lm)(**arguments).logits, layout)
+            return logits, nn.Identity(), state.transform.of_ids
     states = _in_the_row(_backbone(lm)(**arguments).last_hidden_state, layout)
     return states, lm.get_output_embeddings(), state.transform
+
+
+def _of_images(
+    lm: PreTrainedModel, tokens: Tensor, images: Tensor | None, image_ends: Tensor | None
+) -> dict[str, Tensor]:
+    """The inputs of a model that sees, of a row of one sample; nothing for a model of text."""
+    if (processing := processing_of(lm)) is None:
+        if images is not None:
+            raise TypeError(f"{type(lm).__name__} takes no images, and the row has some")
+        return {}
+    arrays = (None if part is None else part.cpu().numpy() for part in (images, image_ends))
+    files = image_files(*arrays)
+    return processing.arguments(lm, tokens[None], files, is_trained=lm.training)
 
 
 def _backbone(lm: PreTrainedModel) -> nn.Module:

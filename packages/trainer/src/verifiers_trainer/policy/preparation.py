@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import logging
 import re
 from bisect import bisect_left
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.pytorch_utils import Conv1D
 
 from verifiers.checks.chat_template import check_increasing_context
 from verifiers.data.chat_template import rendered
@@ -28,12 +29,15 @@ from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
 from verifiers.errors import CheckpointError, ConfigError, DatasetError
 from verifiers_trainer.distributed import deepspeed, fsdp
+from verifiers_trainer.engines import processing
 from verifiers_trainer.engines.exact.history import require_exact_history
-from verifiers_trainer.engines.http.chat import BadRequest, Tokenizer
+from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat, Prompt, Tokenizer
+from verifiers_trainer.engines.processing import Processing
 from verifiers_trainer.engines.vllm.weights.export import EMBEDDINGS
 from verifiers_trainer.policy import adapter_files, adapters, builtin_models, quantization
 from verifiers_trainer.policy.checkpoint_files import reading
 from verifiers_trainer.policy.loading import get_model, get_tokenizer
+from verifiers_trainer.policy.logprobs import find_causal_lm
 from verifiers_trainer.settings.config import RLConfig
 
 if TYPE_CHECKING:
@@ -46,8 +50,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def load(model: object, tokenizer: object, config: RLConfig) -> tuple[Any, Any]:
-    """(model, tokenizer), each loaded if it is a name; by default the model's own tokenizer."""
+def load(model: Any, tokenizer: Any, config: RLConfig) -> tuple[Any, Any]:
+    """(model, tokenizer), each loaded if it is a name; by default the model's own tokenizer. A
+    processor gives its tokenizer, and is attached to the model."""
+    processor = tokenizer if hasattr(tokenizer, "image_processor") else None
+    if processor is not None:
+        tokenizer = processor.tokenizer
     name = model if isinstance(model, str) else getattr(model, "name_or_path", None)
     if tokenizer is None:
         if not name:
@@ -69,6 +77,12 @@ def load(model: object, tokenizer: object, config: RLConfig) -> tuple[Any, Any]:
             f"quantize={config.quantize!r} quantises a model while it is loaded, and this"
             f" {type(model).__name__} is: give its name, or load it with quantization_config=…"
         )
+    if processor is not None:
+        processing.attach(model, processor)
+    if (of_images := processing.processing_of(model)) is not None:
+        if getattr(tokenizer, "chat_template", None) is None:
+            tokenizer.chat_template = of_images.tokenizer.chat_template
+        of_images.tokenizer = tokenizer
     return model, tokenizer
 
 
@@ -115,7 +129,12 @@ def ensure_chat_template(
     )
 
 
-def probe_template(tokenizer: PreTrainedTokenizerBase, env: Environment, config: RLConfig) -> None:
+def probe_template(
+    tokenizer: PreTrainedTokenizerBase,
+    env: Environment,
+    config: RLConfig,
+    of_images: Processing | None = None,
+) -> None:
     """Warn when ``env`` has several turns and the chat template rewrites earlier turns, or raise if
     that is required.
 
@@ -127,7 +146,7 @@ def probe_template(tokenizer: PreTrainedTokenizerBase, env: Environment, config:
         if member.max_turns == 1 or member.message_type != "chat":
             continue
         try:
-            problem = template_problem(tokenizer, member, config.history)
+            problem = template_problem(tokenizer, member, config.history, of_images)
         except (ConfigError, BadRequest) as error:
             # the template may still render this environment's messages
             if config.require_increasing_context or config.history == "exact":
@@ -144,7 +163,10 @@ def probe_template(tokenizer: PreTrainedTokenizerBase, env: Environment, config:
 
 
 def template_problem(
-    tokenizer: PreTrainedTokenizerBase, env: Environment, history: str
+    tokenizer: PreTrainedTokenizerBase,
+    env: Environment,
+    history: str,
+    of_images: Processing | None = None,
 ) -> str | None:
     """How the chat template changes earlier turns of ``env``'s conversations; None when it does
     not.
@@ -153,9 +175,9 @@ def template_problem(
     """
     tools = env.tool_defs or None
     if history == "exact":
-        require_exact_history(tokenizer, tools)
+        require_exact_history(tokenizer, tools, of_images)
         return None
-    report = check_increasing_context(tokenizer, tools=tools)
+    report = check_increasing_context(of_images or tokenizer, tools=tools)
     if report.ok:
         return None
     return (
@@ -170,6 +192,7 @@ def within_prompt_limit(
     tokenizer: PreTrainedTokenizerBase,
     env: Environment,
     config: RLConfig,
+    of_images: Processing | None = None,
 ) -> list[Example]:
     """The examples to train on under ``max_prompt_len``; logs how many prompts are longer.
 
@@ -181,9 +204,11 @@ def within_prompt_limit(
     if cut and any(member.max_turns != 1 for member in members(env)):
         # of requests: those of later turns hold more than the prompt
         config.prompt_overflow = "skip"
-        return _cut_in_text(examples, tokenizer, env, limit)
+        return _cut_in_text(examples, tokenizer, env, limit, of_images)
     short = [
-        e for e in examples if num_prompt_tokens(e.row, tokenizer, env.for_row(e.row)) <= limit
+        e
+        for e in examples
+        if num_prompt_tokens(e.row, tokenizer, env.for_row(e.row), of_images) <= limit
     ]
     if num_long := len(examples) - len(short):
         log.warning(
@@ -197,7 +222,11 @@ def within_prompt_limit(
 
 
 def _cut_in_text(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, env: Environment, limit: int
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    env: Environment,
+    limit: int,
+    of_images: Processing | None,
 ) -> list[Example]:
     """The examples with prompts of at most ``limit`` tokens: longer prompts without the beginning
     of their text.
@@ -211,7 +240,7 @@ def _cut_in_text(
 
         def size(num_characters: int, row: Mapping[str, Any] = example.row) -> int:
             shorter = {**row, "prompt": _without_beginning(row["prompt"], num_characters)}
-            return num_prompt_tokens(shorter, tokenizer, env.for_row(row))
+            return num_prompt_tokens(shorter, tokenizer, env.for_row(row), of_images)
 
         prompt = example.row["prompt"]
         if size(0) <= limit:
@@ -253,11 +282,24 @@ def _without_beginning(prompt: Messages, num_characters: int) -> Any:
     return messages
 
 
-def num_prompt_tokens(row: Mapping[str, Any], tokenizer: Tokenizer, env: Environment) -> int:
-    """Number of tokens of an example's rendered prompt."""
+def prompt_of(row: Mapping[str, Any], chat: ChatFormat, env: Environment) -> Prompt:
+    """The prompt of an example's messages."""
+    tools = json.dumps(env.tool_defs).encode() if env.tool_defs else None
+    return chat.prompt(json.dumps(row["prompt"]).encode(), tools)
+
+
+def num_prompt_tokens(
+    row: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    env: Environment,
+    of_images: Processing | None = None,
+) -> int:
+    """Number of tokens of an example's rendered prompt; ``of_images``: of a model that sees."""
     prompt = row["prompt"]
     if isinstance(prompt, str):
         return len(tokenizer(prompt)["input_ids"])
+    if of_images is not None:
+        return len(prompt_of(row, ChatFormat(tokenizer, None, of_images), env).ids)
     text = rendered(
         tokenizer,
         [dict(message) for message in prompt],
@@ -285,6 +327,8 @@ def prepare(model: Any, config: RLConfig, peft_config: PeftConfig | None) -> Pre
     adapters.
     """
     deepspeed.require_whole(model)
+    if config.train_vision:
+        require_vision(model, config.world_size)
     _prepare_four_bits(model)
     is_peft = hasattr(model, "peft_config")
     if is_peft and peft_config is not None:
@@ -306,6 +350,8 @@ def prepare(model: Any, config: RLConfig, peft_config: PeftConfig | None) -> Pre
         adapters.make_base_absolute(model)
         log.info("the adapter covers %s", adapters.covered(model))
     quantization.require_adapter(model)
+    if processing.processing_of(model) is not None and not config.train_vision:
+        freeze_vision(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             "no parameter of the model requires a gradient: load the adapter with is_trainable=True"
@@ -350,6 +396,29 @@ def _prepare_four_bits(model: Any) -> None:
         log.info("%d layers are in four bits: the model takes %.3g GB", len(layers), size)
 
 
+def require_vision(model: nn.Module, world: int) -> None:
+    """*Raises* ``ConfigError`` where ``train_vision`` has no effect, or ranks would wait for each
+    other: of a row without an image what sees has no gradient."""
+    if processing.processing_of(model) is None:
+        raise ConfigError(
+            f"train_vision=True, and {type(model).__name__} takes no images: leave it out"
+        )
+    if world > 1:
+        raise ConfigError(
+            f"train_vision=True trains in one process, and there are {world}: leave it out"
+        )
+
+
+def freeze_vision(model: nn.Module) -> None:
+    """Train of a model that sees what computes text alone, with its head."""
+    kept = {id(weight) for weight in processing.language_part(model).parameters()}
+    if (head := find_causal_lm(model).get_output_embeddings()) is not None:
+        kept |= {id(weight) for weight in head.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in kept:
+            parameter.requires_grad_(False)
+
+
 def has_packed_kernel(model: PreTrainedModel) -> bool:
     """Whether attention cost is per sample (FlashAttention) and not the square of the row."""
     return "flash" in (getattr(model.config, "_attn_implementation", None) or "")
@@ -363,11 +432,26 @@ def lora_config(config: RLConfig, model: nn.Module) -> Any:
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
-        target_modules=config.lora_target_modules or adapters.default_targets(model),
+        target_modules=_targets(config, model),
         modules_to_save=config.lora_modules_to_save,
         use_rslora=config.lora_use_rslora,
         task_type="CAUSAL_LM",
     )
+
+
+def _targets(config: RLConfig, model: nn.Module) -> str | list[str]:
+    """The layers that get an adapter: those of the settings, of a model that sees within what
+    computes text."""
+    targets = config.lora_target_modules
+    if processing.processing_of(model) is None or config.train_vision or isinstance(targets, str):
+        return targets or adapters.default_targets(model)
+    part = processing.language_part(model)
+    name = next(name for name, module in model.named_modules() if module is part)
+    ends = targets or adapters.default_targets(part)
+    if isinstance(ends, str):  # all linear layers
+        linear = (n for n, m in part.named_modules() if isinstance(m, (nn.Linear, Conv1D)))
+        ends = sorted({end.rpartition(".")[2] for end in linear})
+    return rf"{re.escape(name)}\.(.*\.)?({'|'.join(map(re.escape, ends))})"
 
 
 _RANDOM = re.compile(r"(^|_)(dropout|drop|pdrop|layerdrop|jitter|drop_path)(_|$)")
@@ -490,7 +574,8 @@ def _load_all(model: nn.Module, folder: Path) -> tuple[list[str], list[str]]:
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
     if getattr(model, "_weight_conversions", None) and tensors.keys() - model.state_dict().keys():
         # names in memory are not those of a checkpoint: experts are one parameter
-        saved = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **builtin_models.SAFE)
+        kind: Any = type(model)
+        saved = kind.from_pretrained(folder, dtype="auto", **builtin_models.SAFE)
         tensors = saved.state_dict()
     if fsdp.is_managed(model):
         missing, unexpected = fsdp.scatter(tensors, model.state_dict(keep_vars=True))

@@ -118,7 +118,12 @@ class EndpointTeacher(_Frozen):
         self._model: str | None = None
 
     def __call__(self, **arguments: Tensor) -> object:
-        """Score a packed row, each of its samples by a request."""
+        """Score a packed row, each of its samples by a request. Raises ConfigError for images."""
+        if "images" in arguments:
+            raise ConfigError(
+                "a teacher at an address is sent token ids, without images: name a folder or a"
+                " repository as the teacher"
+            )
         ids = arguments["input_ids"].reshape(-1).cpu()
         starts = (arguments["position_ids"].reshape(-1).cpu() == 0).nonzero().flatten().tolist()
         bounds = itertools.pairwise([*starts, len(ids)])

@@ -26,12 +26,14 @@ from verifiers.errors import VerifiersError
 from verifiers.rollouts.turn import Turn
 from verifiers.runtime.calls import blocking
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
+from verifiers_trainer.engines.http.chat import Prompt
 from verifiers_trainer.engines.inference import policy_client
 from verifiers_trainer.engines.vllm.engine import VLLMEngine
 from verifiers_trainer.policy.scoring import NUM_ANSWER, answers, fixed_prompts, scored
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.sampled_tokens import SampledTokens
 from verifiers_trainer.run.sanity_checks import Agreement, mean_noise
+from verifiers_trainer.run.sight import check_sight
 from verifiers_trainer.settings.sampling import unreshaped
 
 if TYPE_CHECKING:
@@ -55,15 +57,15 @@ class Canary:
         self._pending: tuple[int, Future[list[Turn]]] | None = None
         self._before: tuple[list[Turn], int, torch.Tensor] | None = None
         """The last answers, their version, and d of their tokens then."""
-        self._num_asked, self._spent_s, self._began = 0, 0.0, time.monotonic()
+        self._num_asked, self._num_looked = 0, 0
+        self._spent_s, self._began = 0.0, time.monotonic()
 
     def ask(self, engine: EmbeddedEngine | VLLMEngine | None, version: int) -> None:
         """Ask every server, without waiting; a no-op while they have older weights on purpose
         (``sync_every``). Rank 0 alone."""
         if engine is None or engine.version != version:
             return
-        elapsed_s = time.monotonic() - self._began
-        if self._num_asked >= NUM_ALWAYS and self._spent_s > MAX_SHARE * elapsed_s:
+        if self._is_too_much(self._num_asked):
             return
         if not self._num_asked and isinstance(engine, VLLMEngine):
             self._drawn.ask(engine)
@@ -105,6 +107,27 @@ class Canary:
         Raises ``ConfigError`` when the server has other weights, with what is known.
         """
         return self._on_rank_0(self._check)
+
+    def look(self, prompt: Prompt | None) -> dict[str, float]:
+        """The metric of ``sight`` of a prompt of rank 0, if it has one; nothing while the canaries
+        take too much of the run's time. A collective.
+
+        Raises ``ConfigError`` for a policy that does not see its images.
+        """
+
+        def measure(model: torch.nn.Module) -> dict[str, float]:
+            if prompt is None or self._is_too_much(self._num_looked):
+                return {}
+            self._num_looked, began = self._num_looked + 1, time.monotonic()
+            numbers = check_sight(model, prompt)
+            self._spent_s += time.monotonic() - began
+            return numbers
+
+        return self._on_rank_0(measure)
+
+    def _is_too_much(self, num_before: int) -> bool:
+        elapsed_s = time.monotonic() - self._began
+        return num_before >= NUM_ALWAYS and self._spent_s > MAX_SHARE * elapsed_s
 
     def moved(self) -> dict[str, float]:
         """The metric of an update: how far it moved the log-probabilities of the last answers. A

@@ -29,6 +29,7 @@ from verifiers_trainer.algorithm.losses import LOSSES
 from verifiers_trainer.algorithm.state import object_of
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.distributed.ranks import Ranks
+from verifiers_trainer.engines.processing import processing_of, save_texts
 from verifiers_trainer.pipeline.mixture import joined
 from verifiers_trainer.pipeline.offline import (
     OfflineRollouts,
@@ -120,7 +121,7 @@ class TrainingRun:
                 env = eval_env = stand_in(dataset)
         choose_history(env, settings)
         preparation.ensure_chat_template(tokenizer, env, settings)
-        preparation.probe_template(tokenizer, env, settings)
+        preparation.probe_template(tokenizer, env, settings, processing_of(model))
         model = preparation.prepare(model, settings, peft_config)
         run = cls(settings, model, tokenizer, env, eval_env, ranks, dataset, eval_rows, offline)
         if settings.micro_batch_tokens is None and preparation.has_packed_kernel(model):
@@ -142,7 +143,7 @@ class TrainingRun:
         if self._examples is None:
             read = examples_of(self.env, self.dataset)
             self._examples = preparation.within_prompt_limit(
-                read, self.tokenizer, self.env, self.settings
+                read, self.tokenizer, self.env, self.settings, processing_of(self.model)
             )
         return self._examples
 
@@ -229,7 +230,7 @@ class TrainingRun:
                 adapters.record_base(model, self.tokenizer, self.folder)
         write = preparation.save_merged if merged else preparation.save_weights
         write(model, folder)
-        self.tokenizer.save_pretrained(folder)
+        save_texts(model, self.tokenizer, folder)
         share_modes(folder.glob("*.safetensors"))
 
 

@@ -21,6 +21,7 @@ from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.algorithm.diagnostics import MIN_COMPARED, RatioMeter
 from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
 from verifiers_trainer.engines.embedded.threads import threads_for
+from verifiers_trainer.engines.processing import processing_of
 from verifiers_trainer.policy.checkpoint_files import write_json
 from verifiers_trainer.policy.forward_checks import (
     attention_kernels,
@@ -81,6 +82,9 @@ def check_forward(model: PreTrainedModel, config: RLConfig) -> None:
                 head.difference,
             )
             install_logprob_forward(model, full_head=True)
+        if processing_of(model) is not None and config.packing:
+            log.info("a model that takes images has a sample in a row: packing is switched off")
+            config.packing = False
         if not config.packing:
             config.share_prompts = False
             return

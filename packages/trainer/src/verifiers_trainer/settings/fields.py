@@ -288,6 +288,9 @@ class Settings:
     """Modules that are fully trained, in addition to the adapter."""
     lora_use_rslora: bool = False
     """Scale the adapter by alpha / sqrt(rank) instead of alpha / rank (arXiv 2312.03732)."""
+    train_vision: bool = False
+    """Of a model that takes images, train the parts that see as well (tower and projector), or
+    adapt them. Off: they stay as loaded, and an adapter covers the part that computes text."""
     merge_adapter: bool = False
     """With a saved adapter as the model: merge it into its base, and train the result as any model.
     Off: that adapter is trained further."""

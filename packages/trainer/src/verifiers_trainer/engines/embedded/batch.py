@@ -27,6 +27,9 @@ class Batch:
         self.cache = cache
         self.starts = starts
         """int64 [B], first column of each row that is not padding."""
+        self.deltas: torch.Tensor | None = None
+        """int64 [B], how far the position of a row's next token is from its column, as images have
+        fewer positions than tokens in some models; None where it is not in any row."""
         self.transcript = Transcript(requests, decode, prompt_logprobs)
         self.last = starts.new_zeros(len(requests), 1)
         """int64 [B, 1], the token each row sampled last; not yet in the cache."""
@@ -68,6 +71,8 @@ class Batch:
         cut = int(starts.min())
         self.cache.select(rows_on_device, cut)
         self.starts, self.last = starts - cut, self.last[rows_on_device]
+        if self.deltas is not None:
+            self.deltas = self.deltas[rows_on_device]
         self.transcript.select(rows)
         self._refresh()
 
@@ -75,6 +80,9 @@ class Batch:
         """Add the rows of ``other``."""
         columns = max(self.cache.length, other.cache.length)
         mine, theirs = columns - self.cache.length, columns - other.cache.length
+        if self.deltas is not None or other.deltas is not None:
+            pairs = ((self.deltas, self.starts), (other.deltas, other.starts))
+            self.deltas = torch.cat([torch.zeros_like(s) if d is None else d for d, s in pairs])
         self.starts = torch.cat([self.starts + mine, other.starts + theirs])
         self.last = torch.cat([self.last, other.last])
         self.cache.append_rows(other.cache)

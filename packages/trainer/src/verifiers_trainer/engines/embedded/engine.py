@@ -27,6 +27,7 @@ from verifiers_trainer.engines.embedded.threads import default_threads
 from verifiers_trainer.engines.http.chat import ChatFormat, shows_tools, template_source
 from verifiers_trainer.engines.http.endpoint import Address, Endpoint, Serving
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_tool_call_parser
+from verifiers_trainer.engines.processing import Processing, processing_of
 from verifiers_trainer.engines.requests import Generator
 
 if TYPE_CHECKING:
@@ -151,6 +152,11 @@ class EmbeddedEngine:
         return shows_tools(self._tokenizer)
 
     @property
+    def processing(self) -> Processing | None:
+        """What makes the inputs of a model that takes images; None for a model of text."""
+        return processing_of(self._model)
+
+    @property
     def mode(self) -> Mode:
         """The mode in use: ``padded``, ``static`` or ``deterministic``."""
         return self._mode
@@ -187,7 +193,9 @@ class EmbeddedEngine:
         log.info("the embedded engine decodes in mode %s: %s", self._mode, self._reason)
         # its backend cannot be used by two threads that pad and encode
         tokenizer = copy.deepcopy(self._tokenizer)
-        chat = ChatFormat(tokenizer, self._max_seq_len)
+        if (processing := processing_of(replica)) is not None:
+            processing.tokenizer = tokenizer
+        chat = ChatFormat(tokenizer, self._max_seq_len, processing)
         generator = self._build_generator(replica, chat)
         serving = Serving(
             generator=generator,

@@ -8,7 +8,7 @@ cache is restored and the whole pass is repeated: no pass mixes weights.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,9 +22,13 @@ from verifiers_trainer.engines.embedded.kv_cache import (
     has_states,
     kinds_of_layers,
 )
+from verifiers_trainer.engines.processing import Images, processing_of
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
+
+
+NOTHING: Mapping[str, torch.Tensor] = {}
 
 
 class Interrupted(Exception):
@@ -85,14 +89,33 @@ class ForwardPass:
             part.register_forward_pre_hook(self._check)
 
     def __call__(
-        self, ids_BT: torch.Tensor, cache: BatchCache, starts_B: torch.Tensor | None
+        self,
+        ids_BT: torch.Tensor,
+        cache: BatchCache,
+        starts_B: torch.Tensor | None,
+        deltas_B: torch.Tensor | None = None,
+        arguments: Mapping[str, torch.Tensor] = NOTHING,
     ) -> torch.Tensor:
         """Logits [B, V] of the last of the columns ``ids_BT``, which are appended to ``cache``.
 
         ``starts_B`` is the first column of each row that is not padding; None when there is no
-        padding. Raises Interrupted, with ``cache`` unchanged.
+        padding. ``deltas_B``: how far the positions of a row are from its columns, None for 0.
+        ``arguments`` are those of a prompt with images. Raises Interrupted, with ``cache``
+        unchanged.
         """
-        return self._append(ids_BT, cache, starts_B, self._options)[:, -1]
+        options = {**self._options, **arguments}
+        return self._append(ids_BT, cache, starts_B, options, deltas_B)[:, -1]
+
+    def of_images(
+        self, ids_1T: torch.Tensor, images: Images
+    ) -> tuple[dict[str, torch.Tensor], int]:
+        """(The further arguments of a prompt with images, how far the positions of what follows it
+        are from its columns)."""
+        processing = processing_of(self._model)
+        assert processing is not None
+        arguments = processing.arguments(self._model, ids_1T, images)
+        positions = arguments.get("position_ids")
+        return arguments, 0 if positions is None else int(positions.max()) + 1 - ids_1T.shape[1]
 
     def every_position(self, ids_BT: torch.Tensor, cache: BatchCache) -> torch.Tensor:
         """Logits [B, T, V] of all columns ``ids_BT``, without padding, appended to ``cache``."""
@@ -107,7 +130,8 @@ class ForwardPass:
         ids_BT: torch.Tensor,
         cache: BatchCache,
         starts_B: torch.Tensor | None,
-        options: dict[str, int],
+        options: Mapping[str, Any],
+        deltas_B: torch.Tensor | None = None,
     ) -> torch.Tensor:
         past, width = cache.length, ids_BT.shape[1]
         columns_T = torch.arange(past, past + width, device=ids_BT.device)
@@ -115,6 +139,8 @@ class ForwardPass:
         if starts_B is not None:
             positions_BT = (columns_T - starts_B.unsqueeze(1)).clamp_(min=0)
             mask = self._mask(columns_T, past + width, starts_B)
+        if deltas_B is not None:
+            positions_BT = positions_BT + deltas_B.unsqueeze(1)
         # a pass over states is repeated on an empty cache, or not interrupted
         was_interruptible = self.is_interruptible
         self.is_interruptible = was_interruptible and not (self.has_states and past)
@@ -148,13 +174,14 @@ class ForwardPass:
         positions_BT: torch.Tensor,
         mask: torch.Tensor | None,
         cache: Cache | None,
-        options: dict[str, int],
+        options: Mapping[str, Any],
     ) -> torch.Tensor:
-        arguments: dict[str, object] = {"use_cache": cache is not None, **options}
+        arguments: dict[str, object] = {"use_cache": cache is not None}
         if cache is not None:
             arguments[self._cache_name] = cache
         if self._takes_positions:
             arguments["position_ids"] = positions_BT
+        arguments |= options
         lower = self._autocast_dtype is not None
         # No cached casts: they must not outlive a weight update, nor be memory of a CUDA graph.
         with torch.autocast(ids_BT.device.type, self._autocast_dtype, lower, cache_enabled=False):

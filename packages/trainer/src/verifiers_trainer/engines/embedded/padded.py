@@ -39,7 +39,7 @@ from verifiers_trainer.engines.embedded.cache_checks import CacheAbilities, meas
 from verifiers_trainer.engines.embedded.gate import GateClosed, StepGate
 from verifiers_trainer.engines.embedded.inbox import Inbox
 from verifiers_trainer.engines.embedded.kv_cache import BatchCache
-from verifiers_trainer.engines.embedded.model_inputs import ForwardPass, Interrupted
+from verifiers_trainer.engines.embedded.model_inputs import NOTHING, ForwardPass, Interrupted
 from verifiers_trainer.engines.embedded.transcript import Decode
 from verifiers_trainer.engines.requests import (
     Alternatives,
@@ -62,6 +62,8 @@ _SHORTEST_PREFIX = 16
 _PROMPT_TOKENS_SCORED = 256
 """Tokens of a prompt whose log-probs are computed at once: it bounds the memory of the logits."""
 Computed = TypeVar("Computed")
+Key = bytes | tuple[bytes, ...]
+"""Of a prompt."""
 
 
 class PaddedGenerator:
@@ -167,14 +169,14 @@ class PaddedGenerator:
         rows = self._living
         longest = self._batch.longest if self._batch is not None else 0
         is_running = self._batch is not None
-        prompts: set[bytes] = set()
+        prompts: set[Key] = set()
         width = 0
 
         def admit(request: GenerationRequest) -> bool:
             nonlocal rows, longest, width
             new_longest = max(longest, request.max_length)
             new_width = max(width, len(request.prompt_ids))
-            new_prompts = prompts | {request.prompt_ids.tobytes()}
+            new_prompts = prompts | {request.prompt_key}
             row_bytes = new_longest * self._token_bytes + self._row_bytes
             if rows and (rows + 1) * row_bytes > self._kv_bytes:
                 return False
@@ -187,7 +189,7 @@ class PaddedGenerator:
             if rows >= self._max_rows:
                 return False
             rows, longest, width = rows + 1, new_longest, new_width
-            prompts.add(request.prompt_ids.tobytes())
+            prompts.add(request.prompt_key)
             return True
 
         return admit
@@ -261,10 +263,10 @@ class PaddedGenerator:
 
     def _passes(self, requests: list[GenerationRequest]) -> Iterator[list[GenerationRequest]]:
         """``requests`` by length, ``max_batch_tokens`` padded tokens at a time; equal prompts stay
-        together."""
-        siblings: dict[bytes, list[GenerationRequest]] = {}
+        together, and a prompt with images is alone: its pixels have a shape of their own."""
+        siblings: dict[Key, list[GenerationRequest]] = {}
         for request in sorted(requests, key=lambda request: len(request.prompt_ids)):
-            siblings.setdefault(request.prompt_ids.tobytes(), []).append(request)
+            siblings.setdefault(request.prompt_key, []).append(request)
         part: list[GenerationRequest] = []
         prompts = 0
         for group in siblings.values():
@@ -272,6 +274,7 @@ class PaddedGenerator:
             is_full = (prompts + 1) * width > self._max_batch_tokens
             if not self._abilities.pads and part:
                 is_full |= len(part[0].prompt_ids) != width
+            is_full |= bool(group[0].images or (part and part[0].images))
             if part and is_full:
                 yield part
                 part, prompts = [], 0
@@ -280,7 +283,7 @@ class PaddedGenerator:
 
     def _prefill(self, requests: list[GenerationRequest]) -> Batch:
         """Compute the prompts in one pass and sample each row's first token."""
-        unique = {request.prompt_ids.tobytes(): request.prompt_ids for request in requests}
+        unique = {request.prompt_key: request.prompt_ids for request in requests}
         index = {key: row for row, key in enumerate(unique)}
         width = max(len(ids) for ids in unique.values())
         ids_NT = np.zeros((len(unique), width), np.int64)
@@ -293,6 +296,9 @@ class PaddedGenerator:
         is_shareable = self._abilities.continues and not self._has_states
         shared = _shared_prefix(list(unique.values())) if is_shareable else 0
         prefix_1P = torch.from_numpy(ids_NT[:1, starts[0] :][:, :shared]).to(self._device)
+        arguments, delta = NOTHING, 0
+        if images := requests[0].images:
+            arguments, delta = self._forward.of_images(ids_NT_on_device, images)
 
         def passes() -> tuple[torch.Tensor, BatchCache, list[PromptLogprobs | None]]:
             cache = self._new_cache()
@@ -300,7 +306,8 @@ class PaddedGenerator:
                 self._forward(prefix_1P, cache, None)
                 cache.repeat_shifted(starts)
             rest_NT = ids_NT_on_device[:, shared:]
-            logits_NV = self._forward(rest_NT, cache, starts_N if any(starts) else None)
+            padding = starts_N if any(starts) else None
+            logits_NV = self._forward(rest_NT, cache, padding, arguments=arguments)
             piece = _PROMPT_TOKENS_SCORED if self._abilities.continues else width
             scored = [
                 score_prompt(self._forward, request, self._device, piece) for request in requests
@@ -309,18 +316,22 @@ class PaddedGenerator:
 
         (logits_NV, cache, prompt_logprobs), version = self._compute(passes)
         rows_B = torch.tensor(
-            [index[request.prompt_ids.tobytes()] for request in requests], device=self._device
+            [index[request.prompt_key] for request in requests], device=self._device
         )
         if len(unique) < len(requests):
             cache.select(rows_B)
         joining = Batch(requests, cache, starts_N[rows_B], self._decode_text, prompt_logprobs)
+        if delta:
+            joining.deltas = torch.full_like(joining.starts, delta)
         self._report(joining.sample(logits_NV[rows_B], version))
         return joining
 
     def _decode(self, batch: Batch) -> None:
         """One more token for every row."""
         starts_B = batch.starts if batch.padded else None
-        logits_BV, version = self._compute(lambda: self._forward(batch.last, batch.cache, starts_B))
+        logits_BV, version = self._compute(
+            lambda: self._forward(batch.last, batch.cache, starts_B, batch.deltas)
+        )
         finished = batch.sample(logits_BV, version)
         self._settle()
         self._report(finished)

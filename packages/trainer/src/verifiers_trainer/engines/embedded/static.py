@@ -30,6 +30,7 @@ from verifiers_trainer.engines.embedded.model_inputs import (
 )
 from verifiers_trainer.engines.embedded.padded import Computed, PaddedGenerator
 from verifiers_trainer.engines.embedded.sampling import Drawn, SamplingTable, TokenCounts, draw
+from verifiers_trainer.engines.processing import placeholder_ids
 from verifiers_trainer.engines.requests import Generation, GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def not_covered(model: PreTrainedModel) -> str | None:
     config, name = model.config.get_text_config(), type(model).__name__
     if not (config._attn_implementation.startswith("flash_attention") or takes_ready_mask(model)):
         return f"{name} has other attention than full attention by SDPA"
+    if placeholder_ids(model.config):
+        return f"{name} takes images"
     if not attends_to_everything(model):
         return f"{name} has layers without full attention"
     if any(getattr(config, key, None) for key in ("num_experts", "num_local_experts")):

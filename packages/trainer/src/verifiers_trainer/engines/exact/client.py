@@ -20,6 +20,7 @@ import numpy as np
 
 from verifiers.clients.payload import MAX_TOKENS_ALIASES, chat_messages
 from verifiers.clients.protocol import Client, shows_tools
+from verifiers.data.images import data_url
 from verifiers.errors import ConfigError, ModelRefused, OverlongPromptError
 from verifiers.types import ModelRequest, Response
 from verifiers_trainer.engines.exact.history import ExactHistory
@@ -32,6 +33,7 @@ from verifiers_trainer.engines.http.chat import (
 )
 from verifiers_trainer.engines.http.replies import message_of_reply
 from verifiers_trainer.engines.http.tool_calls import for_tools, resolve_tool_call_parser
+from verifiers_trainer.engines.processing import Processing
 
 CHAT_ONLY = ("chat_template_kwargs", "parallel_tool_calls", "separate_reasoning", "tool_choice")
 """Arguments of the chat route that are handled here, because the text route does not have them."""
@@ -40,13 +42,20 @@ ALWAYS_RETURNED = ("logprobs", "top_logprobs")
 
 
 class ExactClient:
-    """A core ``Client`` over ``inner``; ``max_seq_len`` bounds prompt and completion together."""
+    """A core ``Client`` over ``inner``; ``max_seq_len`` bounds prompt and completion together.
+    ``processing``: of a model that sees, whose server takes ``images`` beside token ids."""
 
     def __init__(
-        self, inner: Client, tokenizer: Tokenizer, max_seq_len: int, tool_call_parser: str = "auto"
+        self,
+        inner: Client,
+        tokenizer: Tokenizer,
+        max_seq_len: int,
+        tool_call_parser: str = "auto",
+        processing: Processing | None = None,
     ):
         self._inner, self._max_seq_len = inner, max_seq_len
-        self._chat, self._history = ChatFormat(tokenizer, max_seq_len), ExactHistory(tokenizer)
+        self._chat = ChatFormat(tokenizer, max_seq_len, processing)
+        self._history = ExactHistory(tokenizer, processing)
         self._parse_calls = resolve_tool_call_parser(tool_call_parser, template_source(tokenizer))
 
     async def complete(self, request: ModelRequest) -> Response:
@@ -72,6 +81,8 @@ class ExactClient:
         if not any(sampling.get(name) is not None for name in MAX_TOKENS_ALIASES):
             # the text route has a small default
             sampling["max_tokens"] = self._max_seq_len - num_prompt
+        if images := [data_url(content) for content in self._chat.images_of(messages)]:
+            sampling["images"] = images
         if self._chat.special_tags and (offered or chat_options.get("separate_reasoning")):
             sampling.setdefault("skip_special_tokens", False)  # calls are read from the tags
         as_ids: dict[str, Any] = {"prompt": prompt_ids, "message_type": "completion"}
@@ -112,12 +123,13 @@ class ExactClient:
         try:
             prompt_ids = self._history.prompt_ids(messages, tools, rollout_id, variables)
             if prompt_ids is None:
-                prompt_ids = self._chat.prompt_ids(
+                prompt = self._chat.prompt(
                     json.dumps(messages).encode(),
                     json.dumps(list(tools)).encode() if tools else None,
                     json.dumps(dict(variables)).encode(),
                     is_truncated=is_truncated,
-                ).tolist()
+                )
+                prompt_ids = prompt.ids.tolist()
         except BadRequest as error:
             if error.code == OVERLONG:
                 raise OverlongPromptError(str(error)) from error

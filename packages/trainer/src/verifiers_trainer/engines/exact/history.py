@@ -24,7 +24,15 @@ import numpy as np
 from verifiers.data.messages import canonical_arguments
 from verifiers.data.tool_examples import example_arguments
 from verifiers.errors import ConfigError
-from verifiers_trainer.engines.http.chat import BadRequest, Tokenizer, plain_message, rendered_text
+from verifiers_trainer.algorithm.samples import images_of
+from verifiers_trainer.engines.http.chat import (
+    BadRequest,
+    Tokenizer,
+    ids_of,
+    plain_message,
+    rendered_text,
+)
+from verifiers_trainer.engines.processing import Processing
 
 MAX_REMEMBERED, MAX_TOKENS = 65_536, 2**27
 """Most completions, and tokens of them (512 MiB); the least recently used are dropped first."""
@@ -54,10 +62,10 @@ class _Answer:
 
 
 class ExactHistory:
-    """A cache of sampled ids by conversation."""
+    """A cache of sampled ids by conversation; ``processing``: of a model that sees."""
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, processing: Processing | None = None):
+        self._tokenizer, self._processing = tokenizer, processing
         self._answers: OrderedDict[tuple[str | None, str], _Answer] = OrderedDict()
         self.num_tokens = 0
         """Number of ids in memory, including dropped entries that others extend."""
@@ -122,11 +130,8 @@ class ExactHistory:
         ids = answer.ids().tolist()
         end, new_messages = self._after(messages, index, tools, variables or {})
         closing = [] if ids[-1] == end else [end]
-        return [
-            *ids,
-            *closing,
-            *self._tokenizer(new_messages, add_special_tokens=False)["input_ids"],
-        ]
+        images = () if self._processing is None else images_of(messages[index + 1 :])
+        return [*ids, *closing, *ids_of(new_messages, images, self._tokenizer, self._processing)]
 
     def _newest(
         self, messages: Sequence[Mapping[str, object]], rollout_id: str | None
@@ -150,9 +155,9 @@ class ExactHistory:
     ) -> tuple[int, str]:
         """(id of the token that ends message ``index``, the template's text after it, ready for the
         next answer)."""
-        plain = [plain_message(dict(message)) for message in messages]
         # nothing that a model or a user wrote may stand between the mark and the end of the message
-        plain[index] = {**plain[index], "content": MARK}
+        marked = [{**m, "content": MARK} if n == index else dict(m) for n, m in enumerate(messages)]
+        plain = [plain_message(message, self._processing) for message in marked]
         if "tool_calls" in plain[index]:
             calls = plain[index]["tool_calls"]
             plain[index]["tool_calls"] = [_without_arguments(call) for call in calls]
@@ -182,8 +187,12 @@ class ExactHistory:
     def _end_of_turn(self, render: Callable[[list[dict[str, object]], bool], str]) -> str | None:
         """The token that ends an answer, in a conversation without such a token in its messages."""
         talk = [("user", "Well?"), ("assistant", MARK), ("user", "And now?")]
+        plain = [
+            plain_message({"role": role, "content": content}, self._processing)
+            for role, content in talk
+        ]
         try:
-            text = render([{"role": role, "content": content} for role, content in talk], True)
+            text = render(plain, True)
         except BadRequest:
             return None
         return self._first_special(text.partition(MARK)[2])
@@ -203,7 +212,11 @@ def _without_arguments(call: dict[str, Any]) -> dict[str, object]:
     return {**call, "function": {**call["function"], "arguments": {}}}
 
 
-def require_exact_history(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]] | None) -> None:
+def require_exact_history(
+    tokenizer: Tokenizer,
+    tools: Sequence[Mapping[str, Any]] | None,
+    processing: Processing | None = None,
+) -> None:
     """Check the chat template with a completion and a call of the first of ``tools``, before
     sampling.
 
@@ -230,7 +243,7 @@ def require_exact_history(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any
         talks.append([{"role": "assistant", "content": None, "tool_calls": [call]}, result])
     prompt = [{"role": "user", "content": "Well?"}]
     for answer, following in talks:
-        history = ExactHistory(tokenizer)
+        history = ExactHistory(tokenizer, processing)
         history.remember(prompt, answer, [0], [0], None)
         history.prompt_ids([*prompt, answer, following], tools, None)
 

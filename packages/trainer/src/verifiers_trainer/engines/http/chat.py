@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from verifiers.data.chat_template import rendered
 from verifiers.data.text import CLOSE, OPEN
-from verifiers.errors import ModelRefused
+from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_message
+from verifiers_trainer.algorithm.samples import images_of
+from verifiers_trainer.engines.processing import Images, Processing
+from verifiers_trainer.engines.requests import BadRequest as BadRequest
 
 _CACHED_PROMPTS = 1024
 _CACHED_BYTES = 16_384
@@ -31,15 +34,6 @@ _RESERVED = frozenset(
     " return_dict return_assistant_tokens_mask".split()
 )
 """Arguments of ``apply_chat_template`` that are not the template's variables."""
-
-
-class BadRequest(ModelRefused):
-    """A request that cannot be served; ``field`` is that of the body which is wrong."""
-
-    def __init__(
-        self, message: str, field: str | None = None, code: str | None = None, status: int = 400
-    ):
-        super().__init__(message, field=field, code=code, status=status)
 
 
 def overlong(num_tokens: object, max_seq_len: int) -> BadRequest:
@@ -78,22 +72,40 @@ class Tokenizer(Protocol):
     def eos_token(self) -> Any: ...
 
 
+class Prompt(NamedTuple):
+    """What a model is asked: int32 [P], and the files of the images whose placeholders are in it."""
+
+    ids: np.ndarray
+    images: Images = ()
+
+
 class ChatFormat:
     """Renders prompts and decodes completions for the endpoint.
 
     Siblings of a group send the same prompt, so rendered prompts are cached by the bytes of the
     request. Threads may render and decode at the same time. ``max_seq_len``: of the model; a text
     that is longer for certain is refused without reading all of it, which takes seconds and
-    gigabytes.
+    gigabytes. ``processing``: of a model that sees; without it, images are refused.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_seq_len: int | None = None):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_seq_len: int | None = None,
+        processing: Processing | None = None,
+    ):
         self._tokenizer, self._max_seq_len = tokenizer, max_seq_len
+        self._processing = processing
         self.piece = lru_cache(maxsize=None)(lambda token: str(tokenizer.decode([token])))
         """The text of a single token."""
         self._cached_prompt = lru_cache(maxsize=_CACHED_PROMPTS)(self._render)
 
-    def prompt_ids(
+    @property
+    def never(self) -> tuple[int, ...]:
+        """Ids that a model may not sample: the placeholders of images."""
+        return () if self._processing is None else self._processing.never
+
+    def prompt(
         self,
         messages: bytes,
         tools: bytes | None,
@@ -101,11 +113,11 @@ class ChatFormat:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         is_truncated: bool = False,
-    ) -> np.ndarray:
-        """Prompt ids, int32 [P], of the JSON of ``messages``, ``tools`` and the template's
+    ) -> Prompt:
+        """The prompt of the JSON of ``messages``, ``tools`` and the template's
         variables.
 
-        They end with the generation prompt, unless ``add_generation_prompt`` is off, or with
+        Its ids end with the generation prompt, unless ``add_generation_prompt`` is off, or with
         ``continue_final_message`` inside the last message. ``is_truncated``: the caller takes a part
         of them. Raises BadRequest when the template fails.
         """
@@ -113,6 +125,20 @@ class ChatFormat:
         render = self._render if is_long else self._cached_prompt
         ends = add_generation_prompt, continue_final_message
         return render(messages, tools, template_kwargs, *ends, is_truncated)
+
+    def prompt_ids(self, messages: bytes, tools: bytes | None) -> np.ndarray:
+        """The ids of `prompt`, int32 [P], with the generation prompt."""
+        return self.prompt(messages, tools).ids
+
+    def with_images(self, ids: np.ndarray, urls: Sequence[str]) -> Prompt:
+        """A prompt of token ids with the images of these data URLs. Raises BadRequest unless the
+        ids have their placeholders."""
+        if self._processing is None:
+            raise BadRequest("this model takes no images", "images")
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        images = self.images_of([{"role": "user", "content": parts}])
+        self._processing.check(ids, images)
+        return Prompt(ids, images)
 
     def encode(self, text: str, is_truncated: bool = False) -> np.ndarray:
         """int32 [P] of plain text, with the special tokens the tokenizer puts around it."""
@@ -179,14 +205,14 @@ class ChatFormat:
         answer: bool,
         unfinished: bool,
         is_truncated: bool,
-    ) -> np.ndarray:
+    ) -> Prompt:
         if getattr(self._tokenizer, "chat_template", None) is None:
             raise BadRequest(
                 "the tokenizer has no chat template; set tokenizer.chat_template", "messages"
             )
-        messages = [
-            plain_message(message) for message in _list_of_objects(messages_json, "messages")
-        ]
+        messages = _list_of_objects(messages_json, "messages")
+        images = self.images_of(messages)
+        messages = [plain_message(message, self._processing) for message in messages]
         tools = _list_of_objects(tools_json, "tools") if tools_json is not None else None
         variables = _template_variables(kwargs_json)
         if unfinished and answer:
@@ -202,7 +228,23 @@ class ChatFormat:
             continue_final_message=unfinished,
         )
         self._check_length(text, is_truncated)
-        return np.array(self._tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+        return Prompt(ids_of(text, images, self._tokenizer, self._processing), images)
+
+    def images_of(self, messages: list[Any]) -> Images:
+        """The files of the images in messages. Raises BadRequest for one that is not here."""
+        try:
+            return () if self._processing is None else images_of(messages)
+        except ConfigError as error:
+            raise BadRequest(str(error), "messages") from error
+
+
+def ids_of(
+    text: str, images: Images, tokenizer: Tokenizer, processing: Processing | None
+) -> np.ndarray:
+    """int32 [P] of a rendered text, the placeholders of its images expanded."""
+    if processing is not None:
+        return processing.ids(text, images)
+    return np.array(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
 
 
 def rendered_text(
@@ -303,12 +345,14 @@ def _list_of_objects(encoded: bytes, field: str) -> list[dict]:
     return value
 
 
-def plain_message(message: dict) -> dict:
-    """A message for templates: content as text, tool-call arguments as objects."""
+def plain_message(message: dict, processing: Processing | None = None) -> dict:
+    """A message for templates: content as text, or as parts for a model that sees, tool-call
+    arguments as objects."""
     plain = {key: value for key, value in message.items() if value is not None}
     if not isinstance(plain.get("role"), str):
         raise BadRequest("each of messages needs a role", "messages")
-    plain["content"] = _plain_text(plain.get("content", ""))
+    to_plain = _plain_text if processing is None else processing.content
+    plain["content"] = to_plain(plain.get("content", ""))
     if "tool_calls" in plain:
         plain["tool_calls"] = [_plain_call(call) for call in plain["tool_calls"]]
     return plain
@@ -325,7 +369,8 @@ def _plain_text(content: object) -> str:
     ]
     if len(texts) != len(parts):
         raise BadRequest(
-            "messages hold content that is not text; the embedded engine serves text only",
+            "messages hold content that is not text, and only text is taken here: by a model of"
+            " text, and by history='exact' on a vLLM server",
             "messages",
         )
     return "\n".join(texts)  # as vLLM, and as rewards read them (data.messages.message_text)

@@ -28,7 +28,7 @@ from verifiers.clients.serving import START_S, Answer, ModelServer, models_body,
 from verifiers.errors import EndpointUnreachable, ModelRefused, ModelUnavailable
 from verifiers.runtime.decoding import decode_message
 from verifiers.runtime.worker_threads import call_in_thread
-from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
+from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat, Prompt
 from verifiers_trainer.engines.http.replies import chat_reply, text_reply
 from verifiers_trainer.engines.http.streaming import StreamedReply
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser, for_tools
@@ -157,8 +157,8 @@ class Endpoint(ModelServer):
         body = decode_body(await self.body(request), ChatBody)
         tools = bytes(body.tools)
         offered = tools not in (b"null", b"[]") and body.tool_choice != "none"
-        prompt_ids = await self._tokenized(
-            self._serving.chat.prompt_ids,
+        prompt = await self._tokenized(
+            self._serving.chat.prompt,
             bytes(body.messages),
             tools if offered else None,
             bytes(body.chat_template_kwargs),
@@ -170,20 +170,22 @@ class Endpoint(ModelServer):
         if offered:
             parser = for_tools(self._serving.tool_call_parser, decode_message(tools))
         if body.stream:
-            events = self._events([prompt_ids], body, parser)
+            events = self._events([prompt], body, parser)
             return await send_stream(request, events, _error_event)
-        (generations,) = await self._complete([prompt_ids], body)
+        (generations,) = await self._complete([prompt], body)
         return chat_reply(generations, body, self._serving.chat, self._serving.served_model, parser)
 
     async def _text(self, request: web.BaseRequest) -> Answer:
         body = decode_body(await self.body(request), TextBody)
-        prompt_ids = await self._tokenized(
+        prompts = await self._tokenized(
             self._text_prompts, body.prompt, body.truncate_prompt_tokens is not None
         )
+        if body.images:
+            prompts = await self._tokenized(self._with_images, prompts, body.images)
         if body.stream:
-            return await send_stream(request, self._events(prompt_ids, body, None), _error_event)
-        prompts = await self._complete(prompt_ids, body)
-        return text_reply(prompts, body, self._serving.chat, self._serving.served_model)
+            return await send_stream(request, self._events(prompts, body, None), _error_event)
+        completed = await self._complete(prompts, body)
+        return text_reply(completed, body, self._serving.chat, self._serving.served_model)
 
     async def _tokenized(self, render: Callable[..., _Ids], *arguments: object) -> _Ids:
         """What ``render`` makes in a thread of its own. Raises BadRequest when it takes too long."""
@@ -194,11 +196,17 @@ class Endpoint(ModelServer):
                 f"the chat template and the tokenizer took more than {TOKENIZE_S:g} s", "messages"
             ) from None
 
-    def _text_prompts(self, prompt: Any, is_truncated: bool) -> list[np.ndarray]:
+    def _with_images(self, prompts: list[Prompt], urls: list[str]) -> list[Prompt]:
+        """The only prompt, of token ids, with its images."""
+        if len(prompts) > 1:
+            raise BadRequest("images are of one prompt: send each prompt by itself", "images")
+        return [self._serving.chat.with_images(prompts[0].ids, urls)]
+
+    def _text_prompts(self, prompt: Any, is_truncated: bool) -> list[Prompt]:
         """The prompts of a text completion: one, or each of a list of texts or of lists of ids."""
         several = isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str)
         prompts = prompt if several else [prompt]
-        return [self._text_prompt(each, is_truncated) for each in prompts]
+        return [Prompt(self._text_prompt(each, is_truncated)) for each in prompts]
 
     def _text_prompt(self, prompt: object, is_truncated: bool) -> np.ndarray:
         if isinstance(prompt, str):
@@ -214,7 +222,7 @@ class Endpoint(ModelServer):
         return np.array(prompt, np.int32)
 
     async def _complete(
-        self, prompts: list[np.ndarray], body: ChatBody | TextBody
+        self, prompts: list[Prompt], body: ChatBody | TextBody
     ) -> list[list[Generation]]:
         """Each prompt's choices. If one fails, or the client disconnects, all are aborted."""
         requests = self._requests(prompts, body)
@@ -227,7 +235,7 @@ class Endpoint(ModelServer):
         ]
 
     async def _events(
-        self, prompts: list[np.ndarray], body: ChatBody | TextBody, parser: ToolCallParser | None
+        self, prompts: list[Prompt], body: ChatBody | TextBody, parser: ToolCallParser | None
     ) -> AsyncGenerator[bytes, None]:
         """The choices as events, token by token. Raises BadRequest when a choice fails."""
         serving, arrivals = self._serving, asyncio.Queue[tuple[int, tuple[Any, ...]]]()
@@ -252,7 +260,7 @@ class Endpoint(ModelServer):
                     opening = b""
 
     def _requests(
-        self, prompts: list[np.ndarray], body: ChatBody | TextBody
+        self, prompts: list[Prompt], body: ChatBody | TextBody
     ) -> list[list[GenerationRequest]]:
         """The requests of each prompt. Raises BadRequest for an unknown model or value."""
         serving = self._serving
@@ -267,12 +275,24 @@ class Endpoint(ModelServer):
                 f"{len(prompts)} prompts with n={body.n or 1} are more than {MAX_CHOICES}", "n"
             )
         requests = []
-        fitted = [fit_prompt(prompt_ids, body, serving.max_seq_len) for prompt_ids in prompts]
-        for prompt_ids in fitted:
+        never = serving.chat.never
+        fitted = [fit_prompt(prompt.ids, body, serving.max_seq_len) for prompt in prompts]
+        for prompt_ids, (ids, images) in zip(fitted, prompts, strict=True):
+            if images and len(prompt_ids) < len(ids):
+                raise BadRequest(
+                    "a prompt with images cannot be truncated", "truncate_prompt_tokens"
+                )
             room = serving.max_seq_len - len(prompt_ids)
-            params = sampling_params(body, serving.eos_token_ids, room, serving.vocabulary)
+            params = sampling_params(body, serving.eos_token_ids, room, serving.vocabulary, never)
+            if images and params[0].prompt_logprobs is not None:
+                raise BadRequest(
+                    "the tokens of a prompt with images are not scored", "prompt_logprobs"
+                )
             requests.append(
-                [GenerationRequest(f"cmpl-{next(self._ids)}", prompt_ids, each) for each in params]
+                [
+                    GenerationRequest(f"cmpl-{next(self._ids)}", prompt_ids, each, images=images)
+                    for each in params
+                ]
             )
         return requests
 

@@ -6,7 +6,9 @@ the recorded log-probs wrong.
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -106,6 +108,8 @@ class TextBody(GenerateBody, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/completions``; the prompt is text or token ids, or a list of either."""
 
     prompt: str | list[Any]
+    images: list[str] | None = None
+    """The data URLs of the images whose placeholders a prompt of token ids has."""
     logprobs: int | bool | None = None
     echo: bool = False
     best_of: Any = None
@@ -165,10 +169,14 @@ def decode_body(content: bytes, kind: type[_Body]) -> _Body:
 
 
 def sampling_params(
-    body: ChatBody | TextBody, eos_token_ids: tuple[int, ...], room: int, vocabulary: int
+    body: ChatBody | TextBody,
+    eos_token_ids: tuple[int, ...],
+    room: int,
+    vocabulary: int,
+    never: Sequence[int] = (),
 ) -> list[SamplingParams]:
     """The sampling parameters of the ``n`` choices of a request with ``room`` tokens left in its
-    context.
+    context; ``never`` are ids that may not be sampled.
 
     The choice at index i has the seed ``seed + i``, as in vLLM; the prompt's log-probs are computed
     for the first alone. Raises BadRequest for a value out of range.
@@ -194,7 +202,7 @@ def sampling_params(
         stop=stop,
         stop_token_ids=tuple(dict.fromkeys([*ends, *(body.stop_token_ids or ())])),
         min_tokens=least,
-        logit_bias=tuple((body.logit_bias or {}).items()),
+        logit_bias=(*(body.logit_bias or {}).items(), *((token, -math.inf) for token in never)),
         top_logprobs=body.alternatives,
         prompt_logprobs=_prompt_alternatives(body),
     )

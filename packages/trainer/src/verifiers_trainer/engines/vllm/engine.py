@@ -44,6 +44,7 @@ from verifiers.runtime.http_clients import tls_fault
 from verifiers.types import ModelRequest, Response
 from verifiers_trainer.engines import protocol
 from verifiers_trainer.engines.loop_thread import LoopThread
+from verifiers_trainer.engines.processing import Processing, placeholder_ids, processing_of
 from verifiers_trainer.engines.vllm.control import Server, Serving, server_urls
 from verifiers_trainer.engines.vllm.features import (
     OLDEST,
@@ -73,6 +74,8 @@ MAX_REPAIRS = 3
 """Maximum number of repairs for a request."""
 MAX_RETRIES = 3
 
+LEAST_BIAS = -100.0
+"""The least that vLLM adds to a logit."""
 OpenSync = Callable[[Sequence[Server], int, frozenset[str], str], WeightSync]
 """(servers, run number, common features, oldest version) -> the weight transfer."""
 
@@ -88,6 +91,8 @@ class VLLMEngine:
     """
 
     shares_weights = False
+    processing: Processing | None = None
+    """None: its text route takes no images, and its chat route prepares them itself."""
 
     def __init__(
         self,
@@ -103,11 +108,13 @@ class VLLMEngine:
         api_key: str | None = None,
     ):
         self.model = model
-        self._tokenizer = tokenizer
+        # a model that takes images has contents as parts in some chat templates
+        self._tokenizer: Any = processing_of(model) or tokenizer
         self._open_sync = open_sync
         self._in_chat, self._sampling = in_chat, sampling
         self.vocabulary: int = model.config.get_text_config().vocab_size
         """Number of token ids of the trained model."""
+        self._never = placeholder_ids(model.config)
         self._timeout_s, self._every = sync_timeout_s, sync_every
         self._urls = server_urls(urls)
         self._api_key = api_key or os.environ.get(API_KEY_VAR) or "EMPTY"
@@ -326,8 +333,9 @@ class VLLMEngine:
     # --- the policy version of a completion -------------------------------------------------------
 
     def understood(self, arguments: Mapping[str, object]) -> dict[str, object]:
-        """Sampling arguments in the servers' format."""
-        return understood(arguments, WEIGHT_SPANS in self._features)
+        """Sampling arguments in the servers' format; the ids that stand for images are never
+        sampled."""
+        return understood(arguments, WEIGHT_SPANS in self._features, self._never)
 
     async def sampled_by(
         self, server: Server, serving: Serving, response: Response
@@ -504,7 +512,9 @@ def _with_version(response: Response, version: int | np.ndarray) -> Response:
     return replace(response, version=int(np.min(version)), tokens=tokens)
 
 
-def understood(arguments: Mapping[str, object], has_spans: bool) -> dict[str, object]:
+def understood(
+    arguments: Mapping[str, object], has_spans: bool, never: Sequence[int] = ()
+) -> dict[str, object]:
     """Sampling arguments in vLLM's format.
 
     >>> understood({"temperature": 1.0, "guided_regex": "a+", "return_weight_versions": True}, has_spans=False)
@@ -515,4 +525,8 @@ def understood(arguments: Mapping[str, object], has_spans: bool) -> dict[str, ob
         spelled.pop("return_weight_versions", None)
     if (regex := spelled.pop("guided_regex", None)) is not None:
         spelled["structured_outputs"] = {"regex": regex}
+    if never:
+        excluded = {str(token): LEAST_BIAS for token in never}
+        given: Any = spelled.get("logit_bias") or {}
+        spelled["logit_bias"] = {**given, **excluded}
     return spelled
