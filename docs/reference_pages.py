@@ -26,10 +26,11 @@ import re
 import subprocess
 import sys
 import tomllib
+import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from verifiers.types import Immutable
 
@@ -189,19 +190,19 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def _documented(module: Any, cls: str) -> Iterator[tuple[str, str]]:
-    """Yield (field, docstring below it) in the order of the class."""
+    """Yield (field, docstring below it) in the order of the class, after its bases of the module."""
     source = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-    body = next(
-        node for node in source.body if isinstance(node, ast.ClassDef) and node.name == cls
-    ).body
-    for node, after in zip(body, [*body[1:], None], strict=True):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            text = (
-                after.value.value
-                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-                else ""
-            )
-            yield node.target.id, _cell(str(text))
+    bodies = {node.name: node.body for node in source.body if isinstance(node, ast.ClassDef)}
+    bases = [base.__name__ for base in reversed(getattr(module, cls).__mro__)]
+    for body in (bodies[base] for base in bases if base in bodies):
+        for node, after in zip(body, [*body[1:], None], strict=True):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                text = (
+                    after.value.value
+                    if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                    else ""
+                )
+                yield node.target.id, _cell(str(text))
 
 
 # --- the record -----------------------------------------------------------------------------------
@@ -341,7 +342,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from verifiers.runs.options import SamplingOptions
 
@@ -359,16 +360,12 @@ class EvaluateOptions(SamplingOptions, total=False):
 def keywords() -> str:
     """The module that tells a type checker the options of a run."""
     module = importlib.import_module("verifiers.runs.options")
-    (body,) = (
-        node.body
-        for node in ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name == "RunOptions"
-    )
+    late = {name: type(name, (), {}) for name in ("Progress", "GenerateOutputs")}
+    hints = typing.get_type_hints(module.RunOptions, localns=late)
     lines = [
-        f"    {node.target.id}: {_plain_type(node.annotation, module)}"
-        + (" | None" if node.target.id in module.OR_NONE else "")
-        for node in body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        f"    {field.name}: {_plain_type(hints[field.name])}"
+        + (" | None" if field.name in module.OR_NONE else "")
+        for field in dataclasses.fields(module.RunOptions)
     ]
     generate = [
         "\n",
@@ -379,21 +376,116 @@ def keywords() -> str:
     return "\n".join([KEYWORDS_HEAD, *lines, *generate]) + "\n"
 
 
-def _plain_type(hint: ast.expr, module: Any) -> str:
-    """An annotation without its marks."""
+def _plain_type(hint: object) -> str:
+    """A type as it is written where its name is imported."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " | ".join(map(_plain_type, typing.get_args(hint)))
+    if hint is type(None):
+        return "None"
+    is_plain = isinstance(hint, type) and typing.get_origin(hint) is None
+    text = hint.__name__ if is_plain else str(hint)
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text).replace("'", '"')
 
-    class WithoutMarks(ast.NodeTransformer):
-        def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-            if ast.unparse(node.value) == "Annotated":
-                return self.visit(node.slice.elts[0])
-            return self.generic_visit(node)
 
-        def visit_Name(self, node: ast.Name) -> ast.AST:
-            declared = getattr(module, node.id, None)
-            marked = typing.get_origin(declared) is Annotated
-            return ast.Name(typing.get_args(declared)[0].__name__) if marked else node
+ENVIRONMENT_HEAD = '''"""The parameters of environments, for constructors of subclasses and for commands: generated from
+the constructors of ``Environment`` and ``MultiTurnEnv`` by ``python docs/reference_pages.py``.
+"""
 
-    return ast.unparse(WithoutMarks().visit(hint))
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from verifiers.runtime.values import option
+
+if TYPE_CHECKING:
+    from verifiers.data.sources import DatasetLike
+    from verifiers.parsers import Parser
+    from verifiers.rollouts.branching import Branching
+    from verifiers.rubrics import Rubric
+
+Oracle = Callable[[Mapping[str, Any]], Any]
+"""``oracle(row)``: replies that solve the row, as ``testing.ScriptedClient`` takes them."""
+'''
+ENVIRONMENT_PARTS: dict[str, tuple[str, str, str]] = {
+    "RunDefaults": (
+        "TypedDict",
+        "Parameters of every environment that are defaults of its runs.",
+        "rollouts_per_example max_concurrent max_workers branching",
+    ),
+    "RowOptions": (
+        "RunDefaults",
+        "Parameters of ``Environment`` that say how its rows are read and run.",
+        "",
+    ),
+    "DataOptions": (
+        "RowOptions",
+        "Parameters of ``Environment`` that say what its rows are, and how they are read and run.",
+        "dataset eval_dataset",
+    ),
+    "EnvironmentOptions": (
+        "DataOptions",
+        "The parameters of ``Environment`` but ``timeout_seconds``.",
+        "system_prompt parser rubric",
+    ),
+    "ConversationOptions": (
+        "EnvironmentOptions",
+        "The parameters of ``MultiTurnEnv`` but ``max_turns``.",
+        "",
+    ),
+    "MultiTurnOptions": ("ConversationOptions", "The parameters of ``MultiTurnEnv``.", "max_turns"),
+}
+"""Class -> its base, its meaning, and the parameters that it adds; "": those in no other class."""
+
+
+def environment_keywords() -> str:
+    """The module with the parameters of environments."""
+    base = importlib.import_module("verifiers.environments.base").Environment
+    several = importlib.import_module("verifiers.environments.multi_turn").MultiTurnEnv
+    defaults = ENVIRONMENT_PARTS["RunDefaults"][2].split()
+    declared = {name: base.__annotations__[name] for name in defaults}
+    declared["branching"] = "Branching | Mapping[str, Any] | None"  # a table becomes one
+    declared |= base.__init__.__annotations__ | several.__init__.__annotations__
+    of_several = several.__init__.__annotations__.keys()
+    named = {name for *_, names in ENVIRONMENT_PARTS.values() for name in names.split()}
+    lines, flags = [ENVIRONMENT_HEAD], []
+    for cls, (above, meaning, names) in ENVIRONMENT_PARTS.items():
+        others = [
+            name
+            for name in declared.keys() - named - {"kwargs", "parameters", "return"}
+            if (name in of_several) == (cls == "ConversationOptions")
+        ]
+        keys = names.split() or sorted(others, key=list(declared).index)
+        body = [f"    {name}: {_without_marks(declared[name])}" for name in keys]
+        if cls == "RunDefaults":
+            body = [line if "None" in line else f"{line} | None" for line in body]
+        lines += ["", f"class {cls}({above}, total=False):", f'    """{meaning}"""', "", *body, ""]
+        flags += [(name, mark) for name in keys for mark in _flag_marks(declared[name])]
+    lines += [
+        "",
+        "@dataclass(frozen=True)",
+        "class EnvironmentFlags:",
+        '    """Parameters that a command has too; None leaves them to the environment."""',
+        "",
+        *(f"    {name}: {mark}" for name, mark in flags),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _without_marks(annotation: str) -> str:
+    node = ast.parse(annotation, mode="eval").body
+    is_marked = isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated"
+    return ast.unparse(node.slice.elts[0] if is_marked else node)
+
+
+def _flag_marks(annotation: str) -> Iterator[str]:
+    """The line of a flag, of a parameter that is marked as one."""
+    for node in ast.walk(ast.parse(annotation, mode="eval")):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Flag":
+            kind = _without_marks(annotation).removesuffix(" | None")
+            words = ", ".join(map(ast.unparse, node.args)).replace("'", '"')
+            yield f"{kind} | None = option(None, {words})"
 
 
 # --- classes and functions ------------------------------------------------------------------------
@@ -706,6 +798,7 @@ PAGES = {  # the first before the commands run, which read it
     "record.md": record,
     "../../packages/core/src/verifiers/rollouts/typed_fields.py": typed_fields,
     "../../packages/core/src/verifiers/runs/keywords.py": keywords,
+    "../../packages/core/src/verifiers/environments/keywords.py": environment_keywords,
 }
 
 

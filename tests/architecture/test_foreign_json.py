@@ -19,7 +19,7 @@ GUARDED = {
 USERS = {
     "verifiers/checks/audit/__init__.py",
     "verifiers/cli/audit.py",
-    "verifiers/cli/evaluate/options.py",
+    "verifiers/runtime/notations.py",
     "verifiers/cli/serve_env.py",
     "verifiers_integrations/common.py",
     "verifiers_integrations/parquet.py",

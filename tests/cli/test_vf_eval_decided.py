@@ -53,7 +53,7 @@ def test_detect_says_how_many_rows_show_a_difference_and_sends_nothing(vf_eval):
     [
         (("--detect", "0"), "must be a difference above 0"),
         (("--until-half-width", "0.1", "--reward-range", "1"), "must be two numbers"),
-        (("--until-half-width", "0"), "until_half_width"),
+        (("--until-half-width", "0"), "--until-half-width must be a number above 0"),
         (("--until-decided", "nowhere"), "nowhere"),
     ],
 )

@@ -14,8 +14,8 @@ import pytest
 
 import verifiers as vf
 from support.eval_command import last_word, odd_only
-from verifiers.cli.evaluate import exporting
-from verifiers.cli.evaluate.options import EXPORT_FORMATS
+from verifiers.cli.evaluate.arguments import parse
+from verifiers.cli.evaluate.exporting import FORMATS
 from verifiers.clients import load_endpoints
 from verifiers.clients.protocol import prices_of
 from verifiers.results import load_results
@@ -218,7 +218,10 @@ def test_an_export_that_fails_is_exit_3_and_the_run_is_kept(vf_eval, eval_folder
 
 
 def test_the_formats_of_the_option_are_those_that_can_be_written():
-    assert tuple(exporting.FORMATS) == EXPORT_FORMATS
+    for name in FORMATS:
+        line = parse(["toy", "--export", name])
+        assert (line.problems, line.flags) == ([], {"export": (name,)})
+    assert "must be of" in parse(["toy", "--export", "csv"]).problems[0]
 
 
 # --- dry run --------------------------------------------------------------------------------------

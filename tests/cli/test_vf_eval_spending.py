@@ -85,7 +85,7 @@ def test_a_limit_of_tokens_needs_no_price(vf_eval, server):
     ("words", "because"),
     [
         (("toy", "-e", "e.toml", "-m", "mine", "--max-cost", "1"), "set max_tokens (-t)"),
-        ((*TOY, "--max-cost", "0"), "max_cost_usd must be a number above 0, or None, not 0.0"),
+        ((*TOY, "--max-cost", "0"), "--max-cost must be a number above 0, not 0"),
         ((*TOY, "--max-cost", "1", "-w", "2"), "run with num_workers=0"),
         ((*TOY, "-b", "http://127.0.0.1:1/v1", "--max-cost", "1"), "needs the prices of 'm'"),
     ],

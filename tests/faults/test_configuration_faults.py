@@ -44,12 +44,15 @@ def test_taken_as_they_come_misspelt_keywords_change_nothing_and_say_nothing():
     [
         (
             {"max_concurrent": "4"},
-            "max_concurrent must be at least 1, or -1 for the default, not '4'",
+            "max_concurrent must be a whole number of at least 1, or -1 for as many as possible, not '4'",
         ),
-        ({"max_concurrent": 0}, "max_concurrent must be at least 1, or -1 for the default, not 0"),
+        (
+            {"max_concurrent": 0},
+            "max_concurrent must be a whole number of at least 1, or -1 for as many as possible, not 0",
+        ),
         (
             {"rollout_timeout_s": "5m"},
-            "rollout_timeout_s must be a positive number of seconds, or None, not '5m'",
+            "rollout_timeout_s must be a number of seconds above 0, or none for no bound, not '5m'",
         ),
         (
             {"rollouts_per_example": True},

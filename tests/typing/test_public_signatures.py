@@ -13,7 +13,7 @@ import pytest
 import verifiers as vf
 import verifiers_trainer
 from verifiers.clients.protocol import ClientConfig, ClientOptions
-from verifiers.environments.settings import EnvironmentOptions
+from verifiers.environments.keywords import EnvironmentOptions
 from verifiers.rubrics.rubric import RubricOptions
 from verifiers.runs.keywords import EvaluateOptions, GenerateOptions
 from verifiers.runs.options import COUNTS, RunOptions, SamplingOptions

@@ -34,6 +34,8 @@ ROWS = {
     "parsers.maybe_think_parser": "MaybeThinkParser",
     "rubrics": "Rubric RubricGroup JudgeRubric ToolRubric",
     "environments.base": "Environment EnvironmentOptions DataOptions RowOptions",
+    "environments.settings": "Settings EnvironmentOptions DataOptions RowOptions Oracle",
+    "environments.multi_turn": "MultiTurnEnv ConversationOptions MultiTurnOptions",
     "rubrics.rubric": "Rubric",
     "rubrics.scoring": "Plan NOT_APPLICABLE RolloutScore RolloutScores scoring_error call each",
     "rubrics.rubric_group": "RubricGroup",

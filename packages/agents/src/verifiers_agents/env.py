@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
-from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
+from verifiers.environments.keywords import ConversationOptions
+from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import cleanup, maybe_await, setup
 from verifiers.rollouts.state import State

@@ -250,9 +250,13 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
         "Error": "verifiers.errors:RolloutError",
         "InvalidModelResponseError": "verifiers.errors:MalformedResponse",
     },
-    "environments.base": {
-        name: f"verifiers.environments.settings:{name}"
-        for name in "DataOptions EnvironmentOptions RowOptions".split()
+    **{
+        module: {name: f"verifiers.environments.keywords:{name}" for name in names.split()}
+        for module, names in {
+            "environments.base": "DataOptions EnvironmentOptions RowOptions",
+            "environments.settings": "DataOptions EnvironmentOptions Oracle RowOptions",
+            "environments.multi_turn": "ConversationOptions MultiTurnOptions",
+        }.items()
     },
     "rubrics.scoring": {
         **{

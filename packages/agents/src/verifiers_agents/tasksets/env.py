@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Unpack, cast
 
-from verifiers.environments.multi_turn import ConversationOptions
+from verifiers.environments.keywords import ConversationOptions
 from verifiers.errors import AgentError, ConfigError, ScoringError
 from verifiers.rollouts.author_code import cleanup, teardown
 from verifiers.rollouts.state import State

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiers.cli.common.command import Call, SmallCommand, one_word, option
+from verifiers.cli.common.command import Call, SmallCommand, one_word
 from verifiers.cli.common.streams import HAS_FINDINGS
 from verifiers.errors import ConfigError
+from verifiers.runtime.notations import Names
+from verifiers.runtime.values import Finite, Limit, option
 
 if TYPE_CHECKING:
     from verifiers.results.agreement import Agreement
@@ -31,26 +34,36 @@ is 95%; p is adjusted for the number of comparisons (Holm).
 """
 
 
-def run(call: Call) -> None:
+@dataclass(frozen=True)
+class CompareSettings:
+    """The flags of ``vf-compare``."""
+
+    metrics: Names = option(("reward",), "What to compare; all: everything [reward].")
+    detect: Limit = option(0.05, "Difference to plan examples for.")
+    labels: str | None = option(
+        None, "Compare a judge in one run with labels, for example info.human.", metavar="COLUMN"
+    )
+    threshold: Finite = option(0.5, "Value that is a yes.")
+    anyway: bool = option(False, "Compare runs with other settings or rewards too; noted.")
+    last: bool = option(False, "Compare a set of runs with the newest complete one before it.")
+    fail_if_worse: bool = option(False, "Exit with 1 when a run is worse than its baseline.")
+
+
+def run(call: Call, settings: CompareSettings) -> None:
     """Compare the runs and print every difference. *Raises* ``ConfigError``."""
     from verifiers.results.comparison import compare_runs
     from verifiers.results.sets import compare_sets
 
-    options = call.options
-    metrics = [name.strip() for name in options["metrics"].split(",") if name.strip()]
-    if options["labels"] is not None:
-        _compare_with_labels(call, metrics)
+    metrics = list(settings.metrics)
+    if settings.labels is not None:
+        _compare_with_labels(call, settings.labels, metrics, settings.threshold)
         return
-    if not options["detect"] > 0:
-        raise ConfigError(
-            f"--detect is {options['detect']:g}; it must be a difference above 0", key="detect"
-        )
-    sizes = {"detect": options["detect"], "anyway": options["anyway"]}
-    words = _with_last(call) if options["last"] else call.words
+    sizes: Any = {"detect": settings.detect, "anyway": settings.anyway}
+    words = _with_last(call) if settings.last else call.words
     if not words:
         return
     if trainings := _trainings(words):
-        _compare_trainings(call, trainings)
+        _compare_trainings(call, settings, trainings)
         if evaluations := _evaluations_beside(words, trainings):
             call.note(
                 "vf-compare: the trainings alone were compared, not the evaluations beside them"
@@ -66,18 +79,18 @@ def run(call: Call) -> None:
         comparison = compare_runs(runs, metrics, **sizes)
     else:
         before, after = runs[: len(sets[0])], runs[len(sets[0]) :]
-        one_sided = options["fail_if_worse"]
+        one_sided = settings.fail_if_worse
         comparison = compare_sets(before, after, metrics, one_sided=one_sided, **sizes)
     call.facts.update(comparison.to_dict())
     call.say(str(comparison))
-    if not comparison.differences or (options["fail_if_worse"] and comparison.refused):
+    if not comparison.differences or (settings.fail_if_worse and comparison.refused):
         refused = comparison.refused[0]
         raise ConfigError(
             f"{refused.run} and {refused.baseline} were not compared: {refused.sentence()}"
             " (--anyway compares runs that share examples)"
         )
     worse = [d for d in comparison.differences if d.verdict in ("worse", "lower")]
-    if options["fail_if_worse"] and worse:
+    if settings.fail_if_worse and worse:
         call.exit_code = HAS_FINDINGS
         call.note(
             f"vf-compare: {len(worse)} of {len(comparison.differences)} comparisons are worse"
@@ -107,14 +120,14 @@ def _evaluations_beside(words: list[str], trainings: list[Path]) -> list[Path]:
     return [run for run in sorted(below) if not any(map(run.is_relative_to, trainings))]
 
 
-def _compare_trainings(call: Call, folders: list[Path]) -> None:
+def _compare_trainings(call: Call, settings: CompareSettings, folders: list[Path]) -> None:
     """Compare the seeds of every setting with those of the first. *Raises* ``ConfigError``."""
     from verifiers.results.trainings import Training, by_settings, compare_seeds
 
     by_place = {folder.resolve(): folder for folder in reversed(folders)}
     trainings = [Training.read(folder) for folder in reversed(by_place.values())]
     unfinished = [t for t in trainings if t.max_steps is not None and t.step < t.max_steps]
-    if unfinished and not call.options["anyway"]:
+    if unfinished and not settings.anyway:
         first = unfinished[0]
         raise ConfigError(
             f"{first.name} has {first.step} of {first.max_steps} steps: go on with it, or compare"
@@ -139,7 +152,7 @@ def _compare_trainings(call: Call, folders: list[Path]) -> None:
     for difference in differences:
         call.say(f"{difference.seeds.name:{width}}  {difference}")
     worse = [difference for difference in differences if difference.verdict == "worse"]
-    if call.options["fail_if_worse"] and worse:
+    if settings.fail_if_worse and worse:
         call.exit_code = HAS_FINDINGS
         call.note(f"vf-compare: {len(worse)} of {len(differences)} settings are worse")
 
@@ -208,16 +221,13 @@ def _load(words: list[str]) -> list[Measured]:
     return measured(runs)
 
 
-def _compare_with_labels(call: Call, metrics: list[str]) -> None:
+def _compare_with_labels(call: Call, column: str, metrics: list[str], threshold: float) -> None:
     """Compare a judge's metrics of a run with labels. *Raises* ``ConfigError``."""
     from verifiers.results import load_results
 
     word = one_word(call, "one run with --labels: vf-compare RUN --labels info.human")
-    column = call.options["labels"]
     results = load_results(word)
-    agreements = [
-        results.agreement(column, metric, call.options["threshold"]) for metric in metrics
-    ]
+    agreements = [results.agreement(column, metric, threshold) for metric in metrics]
     call.facts["agreement"] = [agreement.to_dict() for agreement in agreements]
     for agreement in agreements:
         call.say("\n".join(_agreement_lines(agreement)))
@@ -247,19 +257,7 @@ COMMAND = SmallCommand(
     name="vf-compare",
     about=ABOUT,
     metavar="PATH PATH ...",
-    options=[
-        option("--metrics", "What to compare; all: everything.", "reward", metavar="A,B"),
-        option("--detect", "Difference to plan examples for.", 0.05, metavar="X"),
-        option(
-            "--labels",
-            "Compare a judge in one run with labels, for example info.human.",
-            metavar="COLUMN",
-        ),
-        option("--threshold", "Value that is a yes.", 0.5, metavar="X"),
-        option("--anyway", "Compare runs with other settings or rewards too; noted."),
-        option("--last", "Compare a set of runs with the newest complete one before it."),
-        option("--fail-if-worse", "Exit with 1 when a run is worse than its baseline."),
-    ],
+    options=CompareSettings,
     keys=("sets", "runs", "differences", "refused", "settings", "without_partner", "agreement"),
     action=run,
 )

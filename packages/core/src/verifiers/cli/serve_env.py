@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
-import click
-
-from verifiers.cli.common.command import Call, SmallCommand, listening_options, one_word, option
+from verifiers.cli.common.command import Call, Listening, SmallCommand, one_word
 from verifiers.errors import ConfigError
 from verifiers.runtime.installed import part
+from verifiers.runtime.notations import Table
+from verifiers.runtime.values import Count, option
 
 if TYPE_CHECKING:
     from aiohttp.web import Application
@@ -39,17 +40,25 @@ class Server(Protocol):
     serve: Callable[[Callable[[str], None], asyncio.Event], Awaitable[None]]
 
 
-def run(call: Call) -> None:
+@dataclass(frozen=True)
+class ServeEnvSettings(Listening):
+    """The flags of ``vf-serve-env``."""
+
+    env_args: Table = option({}, "Arguments of load_environment.", "-a")
+    wire: Literal["openenv", "zmq"] = option(
+        "openenv", "Clients to serve: OpenEnv's, or those of verifiers 0.4 over ZeroMQ."
+    )
+    max_sessions: Count = option(64, "Sessions at the same time.")
+
+
+def run(call: Call, settings: ServeEnvSettings) -> None:
     """Serve until interrupted. *Raises* ``ConfigError``."""
-    from verifiers.cli.evaluate.options import env_args_of
     from verifiers.environments.registry import load_environment
 
-    options = call.options
-    args = env_args_of(options["env_args"])
-    is_zmq = options["wire"] == "zmq"
+    is_zmq = settings.wire == "zmq"
     server_class = part("ZmqServer" if is_zmq else "EnvServer", "vf-serve-env")
-    env = load_environment(one_word(call, "one environment"), **args)
-    host, port, max_sessions = options["host"], options["port"], options["max_sessions"]
+    env = load_environment(one_word(call, "one environment"), **settings.env_args)
+    host, port, max_sessions = settings.host, settings.port, settings.max_sessions
     if is_zmq:
         asyncio.run(
             _serve_zmq(call, server_class(env, f"tcp://{host}:{port or '*'}", max_sessions))
@@ -100,17 +109,7 @@ COMMAND = SmallCommand(
     name="vf-serve-env",
     about=ABOUT,
     metavar="ENV",
-    options=[
-        option("-a --env-args", "Arguments of load_environment.", metavar="JSON"),
-        option(
-            "--wire",
-            "Clients to serve: OpenEnv's, or those of verifiers 0.4 over ZeroMQ.",
-            "openenv",
-            type=click.Choice(["openenv", "zmq"]),
-        ),
-        *listening_options(8000),
-        option("--max-sessions", "Sessions at the same time.", 64, type=click.IntRange(1)),
-    ],
+    options=ServeEnvSettings,
     keys=("url",),
     action=run,
 )

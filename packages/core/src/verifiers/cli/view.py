@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verifiers.cli.common.command import Call, SmallCommand, listening_options, option
+from verifiers.cli.common.command import Call, Listening, Port, SmallCommand
 from verifiers.errors import ConfigError, UnknownEnvironment
+from verifiers.runtime.values import option, with_default
 
 if TYPE_CHECKING:
     from verifiers.view.library import Library
@@ -28,33 +30,49 @@ every ./environments/*/outputs. The server answers this machine only.
 """
 
 
-def run(call: Call) -> None:
+@dataclass(frozen=True)
+class ViewSettings(Listening):
+    """The flags of ``vf-view``."""
+
+    port: Port = with_default(Listening, "port", 0)
+    no_browser: bool = option(False, "Open no browser.", "--no-browser --no-open")
+    allow_remote: bool = option(False, "Allow a --host that other machines can reach.")
+    tokenizer: str | None = option(
+        None,
+        "Tokenizer that decodes tokens for log-probabilities: a folder, or a name in the local"
+        " cache.",
+        metavar="NAME",
+    )
+    export: str | None = option(None, "Write a copy into this folder, and exit.", metavar="OUT")
+    once: bool = option(False, "With --export: exit afterwards, which is the default.")
+
+
+def run(call: Call, settings: ViewSettings) -> None:
     """Serve or export the runs. *Raises* ``ConfigError``."""
     from verifiers.view.catalog import Catalog, default_folders
     from verifiers.view.library import Library
     from verifiers.view.tokens import pieces_of
 
-    words, out = _folders(call)
+    words, out = _folders(call, settings)
     folders = [folder for word in words for folder in _folders_of(word)]
-    tokenizer = call.options["tokenizer"]
-    pieces = None if tokenizer is None else pieces_of(tokenizer)
+    pieces = None if settings.tokenizer is None else pieces_of(settings.tokenizer)
     library = Library(Catalog(folders or default_folders()), pieces)
     if out is not None:
         _export(call, library, out)
     else:
-        _serve(call, library)
+        _serve(call, settings, library)
 
 
-def _folders(call: Call) -> tuple[list[str], str | None]:
+def _folders(call: Call, settings: ViewSettings) -> tuple[list[str], str | None]:
     """(folders with runs or environments, folder of the copy or None)."""
-    words, out = list(call.words), call.options["export"]
+    words, out = list(call.words), settings.export
     if words[:1] == ["export"]:
         if len(words) < 3 or out is not None:
             raise ConfigError(
                 "give the folder with the runs and a folder for the copy: vf-view export DIR OUT"
             )
         return words[1:-1], words[-1]
-    if call.options["once"] and out is None:
+    if settings.once and out is None:
         raise ConfigError("--once exits after writing a copy; add --export OUT")
     return words, out
 
@@ -114,14 +132,13 @@ def _export(call: Call, library: Library, out: str) -> None:
     call.say(f"{len(library.runs()['runs'])} runs in {Path(out)}: open {page}")
 
 
-def _serve(call: Call, library: Library) -> None:
+def _serve(call: Call, settings: ViewSettings, library: Library) -> None:
     from verifiers.view.server import Server, open_browser
 
-    options = call.options
-    server = Server(library, options["host"], options["port"], options["allow_remote"])
+    server = Server(library, settings.host, settings.port, settings.allow_remote)
     folders = ", ".join(map(str, library.catalog.folders))
     call.answer_now(f"the runs in {folders} are at {server.url}", url=server.url)
-    if not options["no_browser"] and not open_browser(server.url):
+    if not settings.no_browser and not open_browser(server.url):
         how = "open the address, through a tunnel if this machine is remote"
         call.note(f"vf-view: no browser here; {how}:")
         call.note(f"  ssh -L {server.port}:127.0.0.1:{server.port} {{this machine}}")
@@ -133,19 +150,7 @@ COMMAND = SmallCommand(
     name="vf-view",
     about=ABOUT,
     metavar="[PATH ...]",
-    options=[
-        *listening_options(0),
-        option("--no-browser --no-open", "Open no browser."),
-        option("--allow-remote", "Allow a --host that other machines can reach."),
-        option(
-            "--tokenizer",
-            "Tokenizer that decodes tokens for log-probabilities: a folder, or a name in the"
-            " local cache.",
-            metavar="NAME",
-        ),
-        option("--export", "Write a copy into this folder, and exit.", metavar="OUT"),
-        option("--once", "With --export: exit afterwards, which is the default."),
-    ],
+    options=ViewSettings,
     keys=("url",),
     action=run,
 )

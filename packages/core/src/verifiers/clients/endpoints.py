@@ -8,8 +8,8 @@ file on its own.
 from __future__ import annotations
 
 import ast
-import math
 import re
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -17,19 +17,20 @@ from typing import Any, SupportsIndex
 from verifiers import compat
 from verifiers.clients.protocol import (
     PRICE_FIELDS,
-    RATE_FIELDS,
-    SHORT_CLIENT_TYPES,
     EndpointConfig,
     check_client_type,
 )
 from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import TooLong, read_text
 from verifiers.runtime.decoding import decode_toml
+from verifiers.runtime.notations import SHORT_CLIENT_TYPES
 from verifiers.runtime.suggest import closest
 from verifiers.runtime.syntax import parse_python
+from verifiers.runtime.values import convert
 
-_FIELDS = "endpoint_id model api_base_url api_key_var headers client_type".split()
-FIELD_OF = {name: name for name in (*_FIELDS, *PRICE_FIELDS, *RATE_FIELDS)} | compat.ENDPOINT_KEYS
+HINTS = typing.get_type_hints(EndpointConfig, include_extras=True)
+FIELD_OF = {name: name for name in HINTS if name != "source"} | compat.ENDPOINT_KEYS
+"""Key of an entry -> the field of ``EndpointConfig``, which declares its values."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MARKED_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w{0,99})|\{([A-Za-z_]\w{0,99})\})")
 _SECRET = re.compile(
@@ -159,17 +160,6 @@ def _refuse_repeated_aliases(value: ast.expr, path: Path) -> None:
                 )
 
 
-def _fits(name: str, value: object) -> bool:
-    """Return whether a value has the type of a field."""
-    if name in PRICE_FIELDS:
-        return (
-            isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-        )
-    if name in RATE_FIELDS:
-        return type(value) in (int, float) and 0 < value < math.inf  # type: ignore[operator]
-    return isinstance(value, Mapping if name == "headers" else str) and bool(value)
-
-
 def _endpoint(entry: Mapping[str, object], path: Path) -> EndpointConfig:
     alias = entry.get("endpoint_id")
     location = f"{path}: endpoint {alias!r}"
@@ -183,17 +173,10 @@ def _endpoint(entry: Mapping[str, object], path: Path) -> EndpointConfig:
             )
         if name in fields and fields[name] != value:
             raise ConfigError(f"{location}: {key!r} repeats a setting", path=str(path), key=key)
-        if not _fits(name, value):
-            special = {
-                "headers": "a table",
-                **dict.fromkeys(PRICE_FIELDS, "a number of US dollars, 0 or more"),
-                **dict.fromkeys(RATE_FIELDS, "a number above 0"),
-            }
-            expected = special.get(name, "a text that is not empty")
-            raise ConfigError(
-                f"{location}: {key!r} must be {expected}, not {value!r}", path=str(path), key=key
-            )
-        fields[name] = value
+        try:
+            fields[name] = convert(value, HINTS[name])
+        except ValueError as error:
+            raise ConfigError(f"{location}: {key!r} {error}", path=str(path), key=key) from None
     if missing := {"endpoint_id", "model"} - fields.keys():
         raise ConfigError(
             f"{location} has no {sorted(missing)[0]!r}", path=str(path), key=sorted(missing)[0]

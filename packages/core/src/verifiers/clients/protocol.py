@@ -17,21 +17,17 @@ from typing import Annotated, Any, Protocol, Self, TypeAlias, TypedDict, runtime
 
 from verifiers import compat
 from verifiers.errors import ConfigError
+from verifiers.runtime.notations import SHORT_CLIENT_TYPES, Text
 from verifiers.runtime.redaction import remember_headers
 from verifiers.runtime.suggest import check_keywords, closest
+from verifiers.runtime.values import FINITE, Limit, Range
 from verifiers.storage.identity import Free
 from verifiers.types import ModelRequest, Response
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 VENDOR = "vendor"
 """As base URL or variable of a key: that of the vendor whose API the client type is."""
-SHORT_CLIENT_TYPES = {
-    "chat": "openai_chat_completions",
-    "completions": "openai_completions",
-    "responses": "openai_responses",
-    "messages": "anthropic_messages",
-}
-"""Names of client types in a registry and in ``vf-eval --client``."""
+Price = Annotated[float, Range(ge=0.0, le=FINITE, noun="a number of US dollars, 0 or more")]
 CLIENT_TYPES = tuple(SHORT_CLIENT_TYPES.values())
 LATER_CLIENT_TYPES = frozenset(
     "openai_chat_completions_token renderer nemorl_chat_completions".split()
@@ -115,26 +111,26 @@ class EndpointConfig:
     ('OPENAI_API_KEY', 'http://127.0.0.1:8000/v1', 'OPENAI_API_KEY', False)
     """
 
-    endpoint_id: Annotated[str, Free("a name for people")]
+    endpoint_id: Annotated[Text, Free("a name for people")]
     """Its alias in the registry."""
-    model: str
+    model: Text
     """Name of the model, as the endpoint knows it."""
-    api_base_url: Annotated[str, Free("a server may move; the run notes it")] = VENDOR
+    api_base_url: Annotated[Text, Free("a server may move; the run notes it")] = VENDOR
     """``"vendor"`` is the vendor's own."""
-    api_key_var: Annotated[str, Free("a name for a secret")] = VENDOR
+    api_key_var: Annotated[Text, Free("a name for a secret")] = VENDOR
     """``"vendor"`` is ``OPENAI_API_KEY`` or ``ANTHROPIC_API_KEY``, by the client type."""
-    client_type: str = "openai_chat_completions"
+    client_type: Text = "openai_chat_completions"
     """API of the endpoint, as in ``ClientConfig``."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Headers of every request."""
-    usd_per_million_input_tokens: Annotated[float | None, Free("only what it costs")] = None
+    usd_per_million_input_tokens: Annotated[Price | None, Free("only what it costs")] = None
     """With the output price, enables the cost of a run."""
-    usd_per_million_output_tokens: Annotated[float | None, Free("only what it costs")] = None
+    usd_per_million_output_tokens: Annotated[Price | None, Free("only what it costs")] = None
     """Price of sampled tokens."""
-    requests_per_minute: Annotated[float | None, Free("only how fast")] = None
+    requests_per_minute: Annotated[Limit | None, Free("only how fast")] = None
     """Requests that the endpoint serves in a minute; they start evenly, over all rollouts of the
     process."""
-    tokens_per_minute: Annotated[float | None, Free("only how fast")] = None
+    tokens_per_minute: Annotated[Limit | None, Free("only how fast")] = None
     """Tokens of requests and answers that the endpoint serves in a minute."""
     source: Annotated[str, Free("where it is written")] = field(
         default="", repr=False, compare=False

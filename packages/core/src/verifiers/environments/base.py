@@ -33,8 +33,9 @@ from typing import Annotated, Any, Unpack
 from verifiers.data.examples import Example
 from verifiers.data.sources import DatasetLike
 from verifiers.environments import definition
+from verifiers.environments.keywords import Oracle, RunDefaults
 from verifiers.environments.rows import Rows
-from verifiers.environments.settings import Oracle, RunDefaults, Settings
+from verifiers.environments.settings import Settings
 from verifiers.environments.teardown import Teardown
 from verifiers.parsers import Parser
 from verifiers.rollouts.author_code import defaults
@@ -46,6 +47,7 @@ from verifiers.rubrics import Rubric
 from verifiers.runs.facade import RunMethods
 from verifiers.runtime.redaction import remember_secrets
 from verifiers.runtime.signatures import spell_out
+from verifiers.runtime.values import Flag
 from verifiers.storage.identity import Free, Identified
 
 
@@ -123,7 +125,9 @@ class Environment(RunMethods, ModelCalls, Settings, Rows, Teardown, Identified):
         map_kwargs: Annotated[
             Mapping[str, object] | None, Free("accepted for older callers")
         ] = None,
-        max_seq_len: int | None = None,
+        max_seq_len: Annotated[
+            int | None, Flag("Tokens of a conversation after which a rollout ends.")
+        ] = None,
         interleaved_rollouts: Annotated[bool, Free("accepted for older callers")] = False,
         score_rollouts: bool = True,
         pass_threshold: Annotated[

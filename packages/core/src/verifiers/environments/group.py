@@ -21,7 +21,7 @@ from verifiers.data.examples import Example, Table
 from verifiers.data.row_format import copy_row, format_row
 from verifiers.environments.base import Environment
 from verifiers.environments.group_rubric import EnvGroupRubric
-from verifiers.environments.settings import RunDefaults
+from verifiers.environments.keywords import RunDefaults
 from verifiers.errors import ConfigError, EnvironmentFault
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric

@@ -7,30 +7,17 @@ Subclasses define ``env_response`` and optionally ``setup_state`` and methods ma
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
-from verifiers.environments.settings import EnvironmentOptions
+from verifiers.environments.keywords import EnvironmentOptions
 from verifiers.rollouts.author_code import Hook, calls_env_response, defaults, maybe_await, stop
 from verifiers.rollouts.loop import is_completed
 from verifiers.rollouts.state import State
 from verifiers.runtime.signatures import spell_out
+from verifiers.runtime.values import Flag
 from verifiers.types import Messages
-
-
-class ConversationOptions(EnvironmentOptions, total=False):
-    """The parameters of ``MultiTurnEnv`` but ``max_turns``, for the constructors of
-    its subclasses."""
-
-    timeout_seconds: float | None
-    max_total_completion_tokens: int
-
-
-class MultiTurnOptions(ConversationOptions, total=False):
-    """The parameters of ``MultiTurnEnv``, for the constructors of its subclasses."""
-
-    max_turns: int
 
 
 class MultiTurnEnv(Environment):
@@ -57,7 +44,7 @@ class MultiTurnEnv(Environment):
     @spell_out(EnvironmentOptions, Environment.__init__)
     def __init__(
         self,
-        max_turns: int = -1,
+        max_turns: Annotated[int, Flag("Model calls of a rollout; -1 = no limit.")] = -1,
         timeout_seconds: float | None = None,
         max_total_completion_tokens: int = -1,
         **parameters: Unpack[EnvironmentOptions],

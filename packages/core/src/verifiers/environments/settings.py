@@ -1,67 +1,15 @@
-"""``Settings``: the part of an environment that changes its parameters after construction, and the
-types of the parameters for the constructors of subclasses."""
+"""``Settings``: the part of an environment that changes its parameters after construction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from verifiers import compat
-from verifiers.data.sources import DatasetLike
+from verifiers.environments.keywords import RunDefaults
 from verifiers.errors import ConfigError
-from verifiers.parsers import Parser
 from verifiers.rollouts.branching import Branching
-from verifiers.rubrics import Rubric
 from verifiers.runtime.suggest import close_match
-
-Oracle = Callable[[Mapping[str, Any]], Any]
-"""``oracle(row)``: replies that solve the row, as ``testing.ScriptedClient`` takes them."""
-
-
-class RunDefaults(TypedDict, total=False):
-    """Parameters of every environment that are defaults of its runs."""
-
-    rollouts_per_example: int | None
-    max_concurrent: int | None
-    max_workers: int | None
-    branching: Branching | Mapping[str, Any] | None
-
-
-class RowOptions(RunDefaults, total=False):
-    """Parameters of ``Environment`` that say how its rows are read and run; see
-    ``EnvironmentOptions``."""
-
-    few_shot: Sequence[Mapping[str, object]] | None
-    sampling_args: Mapping[str, object] | None
-    message_type: str
-    tool_defs: Sequence[Mapping[str, object]] | None
-    env_id: str | None
-    env_args: Mapping[str, object] | None
-    map_kwargs: Mapping[str, object] | None
-    max_seq_len: int | None
-    interleaved_rollouts: bool
-    score_rollouts: bool
-    pass_threshold: float | None
-    oracle: Oracle | None
-    question_key: str
-    answer_key: str
-
-
-class DataOptions(RowOptions, total=False):
-    """Parameters of ``Environment`` that say what its rows are, and how they are read and run."""
-
-    dataset: DatasetLike | None
-    eval_dataset: DatasetLike | None
-
-
-class EnvironmentOptions(DataOptions, total=False):
-    """The parameters of ``Environment`` but ``timeout_seconds``, for the constructors of its
-    subclasses."""
-
-    system_prompt: str | None
-    parser: Parser | None
-    rubric: Rubric | None
-
 
 OPTIONAL_ATTRIBUTES = tuple(RunDefaults.__annotations__)
 

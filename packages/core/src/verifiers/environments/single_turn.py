@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
+from verifiers.environments.keywords import ConversationOptions
+from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.errors import ConfigError
 from verifiers.rollouts.state import State
 from verifiers.runtime.signatures import spell_out
@@ -23,12 +24,16 @@ class SingleTurnEnv(MultiTurnEnv):
 
     @spell_out(ConversationOptions, MultiTurnEnv.__init__)
     def __init__(self, *, max_turns: int = 1, **parameters: Unpack[ConversationOptions]):
+        self.set_max_turns(max_turns)
+        super().__init__(max_turns=1, **parameters)
+
+    def set_max_turns(self, max_turns: int) -> None:
+        """*Raises* ConfigError for another number of turns than 1."""
         if max_turns != 1:
             raise ConfigError(
                 f"max_turns is {max_turns!r}, but a SingleTurnEnv has one turn; write a"
                 " MultiTurnEnv"
             )
-        super().__init__(max_turns=1, **parameters)
 
     def env_response(self, messages: Messages, state: State, **_: object) -> Messages:
         """*Raises* NotImplementedError: there is no second turn."""

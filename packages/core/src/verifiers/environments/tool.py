@@ -22,7 +22,8 @@ from typing import Any, Unpack
 from verifiers.clients.protocol import shows_tools
 from verifiers.data.messages import field, normalize_chat, normalize_message
 from verifiers.data.tool_schema import ToolFunction, parse_arguments, shortened, tool_name
-from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
+from verifiers.environments.keywords import ConversationOptions
+from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.environments.tool_answers import all_listed, as_answer, bounded, listed
 from verifiers.errors import (
     ConfigError,

@@ -95,12 +95,9 @@ class RunDescription:
             self._config = identity_of(self.env) | {
                 "model": self.name,
                 "sampling_args": digested(self.sampling),
-                "seed": self.options.seed,
+                **self.options.identity(),
                 "score_rollouts": self.is_scored,
-                "independent_scoring": self.options.independent_scoring,
             }
-            if self.options.shuffle_seed is not None:  # it decides which rows are the first
-                self._config["shuffle_seed"] = self.options.shuffle_seed
             if code := code_of(self.env):
                 self._config[CODE] = code
             if hasattr(self.client, "identity"):  # a client without identity() is not compared

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from verifiers.runs.options import SamplingOptions
 
@@ -19,34 +19,36 @@ class EvaluateOptions(SamplingOptions, total=False):
     """The keywords of ``evaluate``: the fields of ``RunOptions``, and sampling
     arguments by name."""
 
-    max_concurrent: int
-    max_concurrent_generation: int | None
-    max_concurrent_scoring: int | None
-    max_concurrent_tools: int | None
-    independent_scoring: bool
-    score_rollouts: bool | None
-    interleave_scoring: bool
-    max_retries: int
-    rollout_timeout_s: float | None
-    abort_after: int
-    seed: int | None
-    results_path: str | Path | None
-    save_results: bool
-    resume: bool
-    accept_changed_code: bool
-    retry_errors: bool
-    state_columns: Sequence[str] | None
-    keep_states: bool
-    num_workers: int
-    worker_backend: str
-    keep_raw_responses: bool
     shuffle_seed: int | None
     until_half_width: float | None
     until_decided: str | Path | None
     reward_range: Sequence[float]
-    cache_dir: str | Path | None
+    seed: int | None
+    max_concurrent: int
+    max_concurrent_generation: int | None
+    max_concurrent_scoring: int | None
+    max_concurrent_tools: int | None
+    num_workers: int
+    worker_backend: Literal["process", "ray"]
+    independent_scoring: bool
+    interleave_scoring: bool
+    max_retries: int
+    rollout_timeout_s: float | None
+    abort_after: int
     max_cost_usd: float | None
-    max_total_tokens: float | None
+    max_total_tokens: int | float | None
+    cache_dir: str | Path | None
+    accept_changed_code: bool
+    retry_errors: bool
+    state_columns: Sequence[str] | None
+    push_to_hub: bool
+    hub_name: str | None
+    score_rollouts: bool | None
+    results_path: str | Path | None
+    save_results: bool
+    resume: bool
+    keep_states: bool
+    keep_raw_responses: bool
     prices: Mapping[str, Sequence[float]] | None
     model_name: str | None
     provenance: Mapping[str, Any] | None
@@ -56,8 +58,6 @@ class EvaluateOptions(SamplingOptions, total=False):
     on_progress: Callable[..., object] | Sequence[Callable[..., object]] | None
     on_log: Callable[[str], object] | None
     on_results: Callable[[GenerateOutputs], object] | None
-    push_to_hub: bool
-    hub_name: str | None
 
 
 class GenerateOptions(EvaluateOptions, total=False):

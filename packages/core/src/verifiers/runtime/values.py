@@ -17,7 +17,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
 
 from verifiers.errors import ConfigError
@@ -124,6 +124,8 @@ class Form:
     """The values that a TOML file may have, as a JSON schema."""
     repeats: bool = False
     """Whether the flag may be repeated."""
+    words: tuple[str, ...] = ()
+    """What a shell completes."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
         from pydantic_core import core_schema
@@ -141,8 +143,65 @@ class Also:
         self.names = names
 
 
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A parameter of a constructor that a command has too, with its ``--help`` text."""
+
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a setting has beside its annotation and default: how a command shows it, and whether it
+    is part of what makes two runs differ."""
+
+    help: str
+    """Its ``--help`` text; empty: no command has it."""
+    flags: str
+    """Its command-line options, ``-m --model``. Without a long one it has that of its key."""
+    key: str
+    """Its name in files; empty: that of the field."""
+    free: str
+    """Why it may differ when a run resumes; empty: it may not."""
+    metavar: str = ""
+    """Placeholder of its value in ``--help``, in place of that of its type."""
+
+    def long(self, key: str) -> str:
+        """All its command-line options."""
+        return self.flags if "--" in self.flags else f"{self.flags} --{key.replace('_', '-')}"
+
+
+def option(
+    default: object,
+    help_: str = "",
+    flags: str = "",
+    *,
+    key: str = "",
+    free: str = "",
+    metavar: str = "",
+) -> Any:
+    """A setting of a dataclass with its default, which is a new table for each object, and its
+    `Option`."""
+    metadata = {"option": Option(help_, flags, key, free, metavar)}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def with_default(owner: type[Any], name: str, default: object) -> Any:
+    """The setting ``name`` of a base class, with another default."""
+    return field(default=default, metadata=owner.__dataclass_fields__[name].metadata)
+
+
+def options_of(owner: type[Any]) -> dict[str, Option]:
+    """Field -> its `Option`, of a dataclass."""
+    return {each.name: each.metadata["option"] for each in fields(owner)}
+
+
 Number = Annotated[int, Range(ge=0)]
 Count = Annotated[int, Range(ge=1)]
+Limit = Annotated[float, Range(gt=0.0, le=FINITE, noun="a number above 0")]
+Finite = Annotated[float, Range(ge=-FINITE, le=FINITE, noun="a number")]
 Positive = Annotated[float, Range(gt=0.0, le=FINITE, noun="a positive number")]
 CountOrAll = Annotated[int, Range(ge=1), MinusOne("all")]
 
@@ -254,7 +313,8 @@ def _nouns(hint: object) -> Iterator[str]:
     elif origin is Literal:
         yield f"one of {', '.join(map(str, members))}"
     elif (plain := origin or hint) in _NOUNS:
-        yield _NOUNS[plain]
+        is_of_texts = plain in (dict, Mapping) and members[1:] == (str,)
+        yield _NOUNS[plain] + (" of texts" if is_of_texts else "")
 
 
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:

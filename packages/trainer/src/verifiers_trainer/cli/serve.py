@@ -12,14 +12,15 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-
-from verifiers.cli.common.command import Call, SmallCommand, listening_options
+from verifiers.cli.common.command import Call, Listening, SmallCommand
 from verifiers.errors import ConfigError, RunError
+from verifiers.runtime.notations import Variable
 from verifiers.runtime.origins import is_loopback
+from verifiers.runtime.values import Count, option
 
 START_S = 120.0
 POLL_S = 0.2
@@ -36,10 +37,22 @@ run, its newest checkpoint is served. "local" is the small real model of vf-setu
 """
 
 
-def serve(call: Call) -> None:
+@dataclass(frozen=True)
+class ServeSettings(Listening):
+    """The flags of ``vf-serve``."""
+
+    name: str | None = option(None, "Name of the model for requests [the folder].", metavar="NAME")
+    api_key_var: Variable | None = option(
+        None, "Environment variable with the key that requests must send [none]."
+    )
+    max_seq_len: Count | None = option(
+        None, "Longest conversation in tokens [the model's, at most 4096]."
+    )
+
+
+def serve(call: Call, settings: ServeSettings) -> None:
     """Load the model and serve it until a signal. *Raises* ``ConfigError``, and ``RunError`` when
     the engine stops."""
-    options = call.options
     if len(call.words) != 1:
         raise ConfigError("name one folder with a model: vf-serve FOLDER")
     is_local = call.words[0] == "local"
@@ -49,8 +62,8 @@ def serve(call: Call) -> None:
             f"there is no folder {folder}; vf-serve serves a saved model or the folder of a"
             " training run"
         )
-    host, port = options["host"], options["port"]
-    key = _api_key(options["api_key_var"], host)
+    host, port = settings.host, settings.port
+    key = _api_key(settings.api_key_var, host)
     call.note(f"vf-serve: loading {call.words[0]}")
     from verifiers_trainer.engines.http.loading import said_while_loading
 
@@ -61,8 +74,8 @@ def serve(call: Call) -> None:
         from verifiers_trainer.policy.folder_client import folder_engine, model_folder
 
         path = smollm2_folder() if is_local else model_folder(str(folder))
-        name = options["name"] or ("local" if is_local else str(path))
-        loaded = folder_engine(path, name, Address(host, port, key), options["max_seq_len"])
+        name = settings.name or ("local" if is_local else str(path))
+        loaded = folder_engine(path, name, Address(host, port, key), settings.max_seq_len)
     stopped: list[int] = []
 
     def stop(number: int, _: Any) -> None:
@@ -71,7 +84,7 @@ def serve(call: Call) -> None:
     with loaded as engine:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
-        _report(call, engine.base_url, name, options["api_key_var"] if key else None)
+        _report(call, engine.base_url, name, settings.api_key_var if key else None)
         while not stopped:
             time.sleep(POLL_S)
             if not engine.health():
@@ -106,23 +119,7 @@ COMMAND = SmallCommand(
     name="vf-serve",
     about=ABOUT,
     metavar="FOLDER_PATH",
-    options=[
-        *listening_options(8000),
-        click.Option(
-            ["--name"], metavar="NAME", help="Name of the model for requests [the folder]."
-        ),
-        click.Option(
-            ["--api-key-var"],
-            metavar="NAME",
-            help="Environment variable with the key that requests must send [none].",
-        ),
-        click.Option(
-            ["--max-seq-len"],
-            type=click.IntRange(1),
-            metavar="N",
-            help="Longest conversation in tokens [the model's, at most 4096].",
-        ),
-    ],
+    options=ServeSettings,
     keys=("url", "model"),
     action=serve,
 )

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
-
-import click
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 from verifiers.cli.common.command import Call, SmallCommand
 from verifiers.errors import ConfigError, EndpointUnreachable, RunError, VerifiersError
+from verifiers.runtime.notations import Variable
+from verifiers.runtime.values import Range, option
 
 if TYPE_CHECKING:
     from verifiers.clients.http import OpenAIChatCompletionsClient
@@ -36,10 +37,25 @@ NUM_ANSWER = 32
 TEMPERATURES = (1.0, 0.7)
 
 
-def verify(call: Call) -> None:
+@dataclass(frozen=True)
+class VerifySettings:
+    """The flags of ``vf-verify``."""
+
+    policy: str | None = option(None, "A model, an adapter, or a training run.", metavar="FOLDER")
+    endpoint: str | None = option(None, "Root of the OpenAI routes, with /v1.", metavar="URL")
+    model: str | None = option(None, "Name in requests [the first served].", metavar="NAME")
+    api_key_var: Variable = option("OPENAI_API_KEY", "Environment variable with the key.")
+    dtype: str = option(
+        "auto", "Precision that the server should have [that of the files].", metavar="NAME"
+    )
+    max_tokens: Annotated[int, Range(ge=64)] = option(
+        184, "Most tokens of a prompt with its answer."
+    )
+
+
+def verify(call: Call, settings: VerifySettings) -> None:
     """Ask, score and say. *Raises* ``RunError`` for a disagreement."""
-    options = call.options
-    if call.words or not (options["policy"] and options["endpoint"]):
+    if call.words or not (settings.policy and settings.endpoint):
         raise ConfigError("name both sides: vf-verify --policy FOLDER --endpoint URL")
     # late: torch and transformers take seconds to import
     from verifiers.clients.http import OpenAIChatCompletionsClient
@@ -49,8 +65,8 @@ def verify(call: Call) -> None:
     from verifiers_trainer.run.proof import compare_with
     from verifiers_trainer.settings.sampling import plain
 
-    url, key = options["endpoint"].rstrip("/"), os.environ.get(options["api_key_var"], "EMPTY")
-    folder = model_folder(options["policy"])
+    url, key = settings.endpoint.rstrip("/"), os.environ.get(settings.api_key_var, "EMPTY")
+    folder = model_folder(settings.policy)
     client = OpenAIChatCompletionsClient(base_url=url, api_key=key)
 
     async def names() -> list[str] | None:
@@ -60,11 +76,11 @@ def verify(call: Call) -> None:
         finally:
             await client.aclose()
 
-    served = options["model"] or next(iter(blocking(names) or ()), None)
+    served = settings.model or next(iter(blocking(names) or ()), None)
     if served is None:
         raise EndpointUnreachable(f"{url} lists no models: give --model", url=url)
-    model, tokenizer = load_folder(folder, options["dtype"])
-    prompts = fixed_prompts(tokenizer, options["max_tokens"])
+    model, tokenizer = load_folder(folder, settings.dtype)
+    prompts = fixed_prompts(tokenizer, settings.max_tokens)
     agreement = {}
     for temperature in TEMPERATURES:
 
@@ -149,31 +165,7 @@ COMMAND = SmallCommand(
     name="vf-verify",
     about=ABOUT,
     metavar="",
-    options=[
-        click.Option(
-            ["--policy"], metavar="FOLDER", help="A model, an adapter, or a training run."
-        ),
-        click.Option(["--endpoint"], metavar="URL", help="Root of the OpenAI routes, with /v1."),
-        click.Option(["--model"], metavar="NAME", help="Name in requests [the first served]."),
-        click.Option(
-            ["--api-key-var"],
-            metavar="NAME",
-            default="OPENAI_API_KEY",
-            help="Environment variable with the key [OPENAI_API_KEY].",
-        ),
-        click.Option(
-            ["--dtype"],
-            metavar="NAME",
-            default="auto",
-            help="Precision that the server should have [that of the files].",
-        ),
-        click.Option(
-            ["--max-tokens"],
-            type=click.IntRange(64),
-            default=184,
-            help="Most tokens of a prompt with its answer [184].",
-        ),
-    ],
+    options=VerifySettings,
     keys=("policy", "url", "model", "agreement", "chat"),
     action=verify,
 )

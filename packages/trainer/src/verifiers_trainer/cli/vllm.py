@@ -11,13 +11,14 @@ from __future__ import annotations
 import signal
 import sys
 import urllib.error
-from collections.abc import Sequence
-
-import click
+from dataclasses import dataclass
+from typing import Annotated
 
 from verifiers.cli.common.command import Call, SmallCommand
+from verifiers.cli.common.reader import raise_together
 from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.http_clients import open_url
+from verifiers.runtime.values import Range, option
 from verifiers_trainer.cli.launch_processes import Child, Signals, wait_until
 from verifiers_trainer.cli.vllm_command import (
     ServerCommand,
@@ -41,6 +42,29 @@ flag of LoRA is given.
 """
 
 
+@dataclass(frozen=True)
+class VllmSettings:
+    """The flags of ``vf-vllm``."""
+
+    model: str | None = option(None, "Hub id or folder of the model.", metavar="NAME")
+    host: str = option("127.0.0.1", "Address to listen at.")
+    port: Annotated[int, Range(ge=1, le=65535)] = option(8000, "Port.")
+    vllm_command: str | None = option(
+        None,
+        "The vllm executable; default VF_VLLM, this Python's, the one on the path, or one that uv"
+        " installs.",
+        metavar="COMMAND",
+    )
+    startup_timeout: float = option(STARTUP_S, "Seconds.")
+    weight_sync: bool = option(True, "Enable weight updates.", "--weight-sync/--no-weight-sync")
+    lora: bool | None = option(
+        None,
+        "Load LoRA adapters at run time; default: where a flag such as --max-lora-rank is given.",
+        "--lora/--no-lora",
+    )
+    dry_run: bool = option(False, "Print the command and stop.")
+
+
 class _Command(SmallCommand):
     """Keeps the flags of the server."""
 
@@ -48,42 +72,42 @@ class _Command(SmallCommand):
 
     def _read(self, argv: list[str], call: Call) -> None:
         cut = argv.index("--") if "--" in argv else len(argv)
-        self._parse(argv[:cut], call)
+        problems: list[str] = []
+        self._parse(argv[:cut], call, problems)
+        raise_together(problems)
         call.options["unchecked"] = argv[cut + 1 :]
 
 
-def serve(call: Call) -> None:
+def serve(call: Call, settings: VllmSettings) -> None:
     """Build the command and run it until it exits. *Raises* ``ConfigError``, and ``RunError`` when
     the server fails."""
-    options = call.options
-    words = list(call.words)
-    model = options["model"]
+    words, model = list(call.words), settings.model
     if words and not words[0].startswith("-"):
         if model is not None:
             raise ConfigError(f"two models are named, {model} and {words[0]}: give one")
         model = words.pop(0)
     if model is None:
         raise ConfigError("give the model to serve: vf-vllm --model NAME")
-    executable = find_executable(options["vllm_command"])
+    executable = find_executable(settings.vllm_command)
     request = ServerRequest(
         model,
         words,
-        options["host"],
-        options["port"],
-        options["unchecked"],
-        with_updates=options["weight_sync"],
-        with_lora=options["lora"],
+        settings.host,
+        settings.port,
+        call.options["unchecked"],
+        with_updates=settings.weight_sync,
+        with_lora=settings.lora,
     )
     command = build(request, executable)
     call.facts.update(command=command.words, url=command.url)
     for note in command.notes:
         call.note(f"note: {note}")
-    if options["dry_run"]:
+    if settings.dry_run:
         call.say(command.shell_text)
         return
     require_device(executable)
     call.note(f"vLLM {executable.version or ''} {executable.origin}: {command.shell_text}")
-    _run(call, command, options["startup_timeout"])
+    _run(call, command, settings.startup_timeout)
 
 
 def _run(call: Call, command: ServerCommand, startup_s: float) -> None:
@@ -119,42 +143,7 @@ def is_up(url: str) -> bool:
         return False
 
 
-def _options() -> Sequence[click.Option]:
-    return (
-        click.Option(["--model"], metavar="NAME", help="Hub id or folder of the model."),
-        click.Option(
-            ["--host"], default="127.0.0.1", show_default=True, help="Address to listen at."
-        ),
-        click.Option(
-            ["--port"], type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port."
-        ),
-        click.Option(
-            ["--vllm-command"],
-            metavar="COMMAND",
-            help=(
-                "The vllm executable; default VF_VLLM, this Python's, the one on the path, or one"
-                " that uv installs."
-            ),
-        ),
-        click.Option(
-            ["--startup-timeout"], type=float, default=STARTUP_S, show_default=True, help="Seconds."
-        ),
-        click.Option(
-            ["--weight-sync/--no-weight-sync"], default=True, help="Enable weight updates."
-        ),
-        click.Option(
-            ["--lora/--no-lora"],
-            default=None,
-            help=(
-                "Load LoRA adapters at run time; default: where a flag such as --max-lora-rank is"
-                " given."
-            ),
-        ),
-        click.Option(["--dry-run"], is_flag=True, help="Print the command and stop."),
-    )
-
-
-COMMAND = _Command("vf-vllm", ABOUT, "[FLAGS OF VLLM]...", _options(), ("command", "url"), serve)
+COMMAND = _Command("vf-vllm", ABOUT, "[FLAGS OF VLLM]...", VllmSettings, ("command", "url"), serve)
 
 
 def main() -> None:

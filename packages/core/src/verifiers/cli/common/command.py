@@ -12,12 +12,13 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TextIO
+from typing import Annotated, Any, NoReturn, TextIO
 
 import click
 
 from verifiers.cli.common.completion import Completer, begin, how_to, paths
-from verifiers.cli.common.reader import raise_together, unknown_option
+from verifiers.cli.common.flags import click_options, read_flags
+from verifiers.cli.common.reader import Fields, raise_together, unknown_option
 from verifiers.cli.common.streams import (
     EPILOG,
     INTERRUPTED,
@@ -27,6 +28,8 @@ from verifiers.cli.common.streams import (
 )
 from verifiers.errors import ConfigError
 from verifiers.runtime.terminal import escape_control
+from verifiers.runtime.values import Range
+from verifiers.runtime.values import option as setting
 
 SCHEMA = 1
 COMMON = ("json", "verbose", "quiet")
@@ -39,7 +42,7 @@ class Call:
     words: list[str]
     """Positional arguments."""
     options: dict[str, Any]
-    """Values of the command's options, by name."""
+    """Values of the command's options, by name, but for its settings."""
     json: bool = False
     verbose: bool = False
     quiet: bool = False
@@ -48,6 +51,8 @@ class Call:
     """Values of the command's keys in the JSON object."""
     exit_code: int = 0
     """Exit code of an action that raises nothing."""
+    settings: list[object] = field(default_factory=list)
+    """The command's settings, where it has a class of them."""
 
     def say(self, text: str) -> None:
         """Print a result as text; omitted with ``--json``, where the object holds it."""
@@ -82,9 +87,11 @@ class SmallCommand:
     name: str
     about: str
     metavar: str
-    options: Sequence[click.Option]
+    options: Sequence[click.Option] | type
+    """A dataclass that declares them (``cli.common.flags``), which the action gets, or click's."""
     keys: Sequence[str]
-    action: Callable[[Call], None]
+    action: Callable[..., None]
+    """``action(call)`` or ``action(call, settings)``."""
     complete: Completer | None = None
     """Shell completion of its arguments; by default file paths where the usage names a PATH."""
 
@@ -102,7 +109,7 @@ class SmallCommand:
             with results_stream(call.json) as call.out:
                 try:
                     self._read(argv, call)
-                    self.action(call)
+                    self.action(call, *call.settings)
                     code = call.exit_code
                 except KeyboardInterrupt:
                     code = INTERRUPTED
@@ -134,21 +141,26 @@ class SmallCommand:
         words = click.Argument(["words"], nargs=-1, metavar=self.metavar, **settings)
         return click.Command(
             self.name,
-            params=[words, *self.options, *common],
+            params=[words, *self._options(), *common],
             help=self.about,
             epilog=f"{EPILOG}\n\n{how_to(self.name)}",
             context_settings={"ignore_unknown_options": True, "max_content_width": 110},
         )
 
+    def _options(self) -> Sequence[click.Option]:
+        return click_options(self.options) if isinstance(self.options, type) else self.options
+
     def _read(self, argv: list[str], call: Call) -> None:
         """Fill ``call`` from the command line. *Raises* ``ConfigError`` for all unknown options."""
-        options = long_flags(self._parse(argv, call))
+        problems: list[str] = []
+        options = long_flags(self._parse(argv, call, problems))
         unknown = [word for word in call.words if word.startswith("-") and len(word) > 1]
         flags = [word.partition("=")[0] for word in unknown]
-        raise_together([unknown_option(flag, options, self.name) for flag in flags])
+        raise_together([unknown_option(flag, options, self.name) for flag in flags] + problems)
 
-    def _parse(self, argv: list[str], call: Call) -> click.Command:
-        """Fill ``call``; unknown options are among its words."""
+    def _parse(self, argv: list[str], call: Call, problems: list[str]) -> click.Command:
+        """Fill ``call``; unknown options are among its words, sentences about values are appended
+        to ``problems``."""
         command = self.click_command()
         try:
             with command.make_context(self.name, argv) as context:
@@ -158,6 +170,9 @@ class SmallCommand:
         call.words = list(values.pop("words"))
         call.json, call.verbose, call.quiet = (values.pop(name) for name in COMMON)
         call.options = values
+        if isinstance(self.options, type):
+            of_fields = Fields.of(self.options).by_name(read_flags(self.options, values, problems))
+            call.settings = [self.options(**of_fields)]
         return command
 
 
@@ -174,12 +189,15 @@ def option(flags: str, help_: str, default: object = None, **settings: Any) -> c
     return click.Option(flags.split(), help=help_, default=default, **settings)
 
 
-def listening_options(port: int) -> list[click.Option]:
-    """The address and the port of a command that serves."""
-    return [
-        option("--host", "Address to listen on.", "127.0.0.1", metavar="ADDRESS"),
-        option("--port", "Port; 0 is any free one.", port, type=click.IntRange(0, 65535)),
-    ]
+Port = Annotated[int, Range(ge=0, le=65535)]
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Settings of a command that serves."""
+
+    host: str = setting("127.0.0.1", "Address to listen on.", metavar="ADDRESS")
+    port: Port = setting(8000, "Port; 0 is any free one.")
 
 
 def long_flags(command: click.Command) -> list[str]:

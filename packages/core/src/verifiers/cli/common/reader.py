@@ -10,6 +10,7 @@ keys exist.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import typing
@@ -21,7 +22,7 @@ from typing import Any
 from verifiers.errors import ConfigError, VerifiersError
 from verifiers.runtime.bounded import TooLong, read_text
 from verifiers.runtime.suggest import SIMILAR, close_match, closest
-from verifiers.runtime.values import Also, adapter, convert, parts
+from verifiers.runtime.values import Also, Option, adapter, convert, parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,20 +270,33 @@ def _numbers(text: str) -> list[int | float]:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The settings of a table, as their class declares them: annotations, and other names."""
+    """The settings of a table by key, as their class declares them."""
 
     hints: Mapping[str, object]
+    """Key -> annotation."""
     aliases: Mapping[str, str] = field(default_factory=dict)
+    """Another name of a key -> the key."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """Key -> the field of the class."""
+    options: Mapping[str, Option] = field(default_factory=dict)
 
     @classmethod
     @functools.cache
     def of(cls, owner: type) -> Fields:
-        """The fields of a dataclass; `Also` in an annotation has the other names."""
-        return cls.declared(typing.get_type_hints(owner, include_extras=True))
+        """The fields of a dataclass; those that have an `Option` have its key."""
+        hints = typing.get_type_hints(owner, include_extras=True)
+        options = {line.name: line.metadata.get("option") for line in dataclasses.fields(owner)}
+        keys = {name: (line.key if line else "") or name for name, line in options.items()}
+        by_key = cls.declared({key: hints[name] for name, key in keys.items()})
+        return dataclasses.replace(
+            by_key,
+            attributes={key: name for name, key in keys.items()},
+            options={keys[name]: line for name, line in options.items() if line},
+        )
 
     @classmethod
     def declared(cls, hints: Mapping[str, object]) -> Fields:
-        """The settings with these annotations."""
+        """The settings with these annotations; `Also` in an annotation has the other names."""
         aliases = {
             alias: name
             for name, hint in hints.items()
@@ -300,6 +314,10 @@ class Fields:
     def hint(self, key: str) -> Any:
         """The annotation of a setting, by any of its names; None of an unknown key."""
         return self.hints.get(self.aliases.get(key, key))
+
+    def by_name(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values by key as keywords of the class."""
+        return {self.attributes[key]: value for key, value in values.items()}
 
     def schema(self, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Key -> the JSON schema of its values. ``facts``: setting -> what else is said of it."""

@@ -37,16 +37,17 @@ def array_schema(items: Mapping[str, object]) -> dict[str, object]:
 
 
 def facts_of(owner: type[Any]) -> dict[str, dict[str, object]]:
-    """Setting -> its description and default, of a dataclass whose fields have a docstring below
-    them, or a help text (``metadata["flag"]``)."""
+    """Key of a setting -> its description and default, of a dataclass whose fields have a docstring
+    below them, or the help text of an `option`."""
     texts = docstrings(owner)
     facts: dict[str, dict[str, object]] = {}
     for field in dataclasses.fields(owner):
-        flag = field.metadata.get("flag")
-        text = texts.get(field.name, "") if flag is None else flag.help
-        facts[field.name] = {"description": " ".join(text.split())} if text else {}
+        line = field.metadata.get("option")
+        text = line.help if line else texts.get(field.name, "")
+        key = (line.key if line else "") or field.name
+        facts[key] = {"description": " ".join(text.split())} if text else {}
         if field.default not in (None, dataclasses.MISSING):
-            facts[field.name]["default"] = field.default
+            facts[key]["default"] = field.default
     return facts
 
 

@@ -1,14 +1,11 @@
 """Parse the command line of ``vf-eval`` into a `CommandLine`, with all of its problems at once.
 
-Click parses the flags and prints the help; the annotations in ``options`` check values, as they do
-for files. Besides flags there are ``@ FILE.toml`` and dotted keys such as ``--env.args.max_turns
-5``.
+``options`` declares the flags (``cli.common.flags``). Besides there are ``@ FILE.toml`` and dotted
+keys such as ``--env.args.max_turns 5``.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,25 +13,12 @@ from typing import Any
 import click
 
 from verifiers.cli.common.command import long_flags, version_option
-from verifiers.cli.common.completion import Completer, environments, how_to, paths, words
-from verifiers.cli.common.reader import (
-    Assignment,
-    Fields,
-    accept,
-    read_words,
-    store,
-    unknown_option,
-)
+from verifiers.cli.common.completion import environments, how_to
+from verifiers.cli.common.flags import click_options, read_flags
+from verifiers.cli.common.reader import Assignment, read_words, store, unknown_option
 from verifiers.cli.common.streams import EPILOG
-from verifiers.cli.evaluate.options import (
-    REPLACED,
-    CommandSettings,
-    EvalSettings,
-    Flag,
-    flags_of,
-)
+from verifiers.cli.evaluate.options import REPLACED, CommandSettings, EvalSettings
 from verifiers.runtime.suggest import SIMILAR, close_match
-from verifiers.runtime.values import Form, parts
 
 ABOUT = """Evaluate a model in an environment and save every rollout.
 
@@ -87,81 +71,27 @@ def parse(argv: Iterable[str]) -> CommandLine:
         line.command = CommandSettings(json="--json" in argv)
         return line
     _take_positional(values.pop("targets"), line)
-    values_of: dict[type, dict[str, Any]] = {}
-    for owner in (EvalSettings, CommandSettings):
-        values_of[owner] = {}
-        for name, flag in flags_of(owner).items():
-            value = values[name]
-            if value is None or value == ():
-                continue
-            setting = Assignment(
-                (name,), value, spelling(flag), value if isinstance(value, str) else None
-            )
-            try:
-                values_of[owner][name] = accept(setting, Fields.of(owner).hints[name])
-            except ValueError as error:
-                line.problems.append(f"{setting.location} {error}")
-    line.flags = values_of[EvalSettings]
-    line.command = CommandSettings(**values_of[CommandSettings])
+    line.flags = read_flags(EvalSettings, values, line.problems)
+    line.command = CommandSettings(**read_flags(CommandSettings, values, line.problems))
     return line
-
-
-def spelling(flag: Flag) -> str:
-    """The long flag of a setting."""
-    return next(name.partition("/")[0] for name in flag.names.split() if name.startswith("--"))
 
 
 def click_command() -> click.Command:
     """The click command; `parse` reports unknown options together."""
-    options: list[click.Parameter] = [click.Argument(["targets"], nargs=-1, type=click.UNPROCESSED, metavar="ENV_ID",
-                                                     shell_complete=environments)]  # fmt: skip
-    for owner in (EvalSettings, CommandSettings):
-        defaults = {setting.name: setting.default for setting in dataclasses.fields(owner)}
-        hints = Fields.of(owner).hints
-        options += [
-            _option(name, flag, hints[name], defaults[name])
-            for name, flag in flags_of(owner).items()
-        ]
-    options.append(version_option("vf-eval"))
+    targets = click.Argument(
+        ["targets"],
+        nargs=-1,
+        type=click.UNPROCESSED,
+        metavar="ENV_ID",
+        shell_complete=environments,
+    )
+    options = [*click_options(EvalSettings), *click_options(CommandSettings)]
     return click.Command(
         "vf-eval",
-        params=options,
+        params=[targets, *options, version_option("vf-eval")],
         help=ABOUT,
         epilog=f"{EPILOG}\n\n{how_to('vf-eval')}",
         context_settings={"ignore_unknown_options": True, "max_content_width": 110},
-    )
-
-
-def _option(name: str, flag: Flag, hint: object, default: object) -> click.Option:
-    kinds = list(parts(hint))
-    kinds += [
-        item for kind in kinds if typing.get_origin(kind) is tuple for item in typing.get_args(kind)
-    ]
-    form = next((kind for kind in kinds if isinstance(kind, Form)), None)
-    choices = next(
-        (typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is typing.Literal), ()
-    )
-    meaning = flag.help
-    if isinstance(default, str | int | float) and not isinstance(default, bool):
-        meaning = f"{meaning.rstrip('.')} [{default}]."
-    declared = [*flag.names.split(), name]
-    if bool in kinds:
-        return click.Option(declared, is_flag=True, default=None, help=meaning)
-    plain = "|".join(choices) or ("TEXT" if str in kinds else "X" if float in kinds else "N")
-    metavar = form.metavar if form is not None else plain
-    if name == "resume":
-        return click.Option(
-            declared, is_flag=False, flag_value="", default=None, metavar=metavar, help=meaning
-        )
-    completer: Completer | None = words(choices) if choices else None
-    return click.Option(
-        declared,
-        type=str,
-        multiple=form is not None and form.repeats,
-        default=None,
-        metavar=metavar,
-        help=meaning,
-        shell_complete=paths if name.endswith(("_path", "_dir")) else completer,
     )
 
 

@@ -14,10 +14,11 @@ from typing import Any
 from verifiers.checks import audit_environment, check_environment
 from verifiers.cli.common.streams import CheckFailed
 from verifiers.cli.evaluate.display import Display
-from verifiers.cli.evaluate.options import EvalSettings, Evaluation
+from verifiers.cli.evaluate.options import EnvironmentSettings, EvalSettings, Evaluation
 from verifiers.cli.evaluate.planning import builder
 from verifiers.environments.base import Environment
 from verifiers.runtime.terminal import escape_control
+from verifiers.runtime.values import options_of
 
 AUDITED_ROWS = 4
 AUDIT_BUDGET_S = 20.0
@@ -30,9 +31,9 @@ def check_all(evaluations: Sequence[Evaluation], display: Display) -> None:
     """
     subjects: dict[tuple[str, str], Any] = {}
     for evaluation in evaluations:
-        arguments = evaluation.settings.env_args, evaluation.settings.extra_env_kwargs
         subjects.setdefault(
-            (evaluation.env_id, repr(arguments)), _subject(evaluation.env_id, evaluation.settings)
+            (evaluation.env_id, repr(_changes(evaluation.settings))),
+            _subject(evaluation.env_id, evaluation.settings),
         )
     reports = [check_environment(subject) for subject in subjects.values()]
     for report, subject in zip(reports, subjects.values(), strict=True):
@@ -49,9 +50,13 @@ def check_all(evaluations: Sequence[Evaluation], display: Display) -> None:
 
 def _subject(env_id: str, settings: EvalSettings) -> str | Callable[[], Environment]:
     """The argument of the check: the id without settings, so that its loader is checked too."""
-    if settings.env_args or settings.extra_env_kwargs:
-        return builder(env_id, settings)
-    return env_id
+    return builder(env_id, settings) if _changes(settings) else env_id
+
+
+def _changes(settings: EvalSettings) -> dict[str, Any]:
+    """The settings by which the environment is another than its loader makes."""
+    values = {name: getattr(settings, name) for name in options_of(EnvironmentSettings)}
+    return {name: value for name, value in values.items() if value and name != "env_dir_path"}
 
 
 def _audit(subject: str | Callable[[], Environment], display: Display) -> None:

@@ -7,7 +7,10 @@ printed; builds none, sends no request.
 
 from __future__ import annotations
 
-from verifiers.cli.common.reader import raise_together
+from collections.abc import Mapping
+from typing import Any
+
+from verifiers.cli.common.reader import Fields, raise_together
 from verifiers.cli.evaluate.arguments import CommandLine
 from verifiers.cli.evaluate.options import SHARED, EvalSettings, Evaluation, contradictions, layered
 from verifiers.cli.evaluate.toml_args import Entry, read_files
@@ -46,10 +49,10 @@ def resolve(line: CommandLine) -> list[Evaluation]:
             values = layered(defaults, values)
             if not line.command.dump_config:  # printing runs no code that a file names
                 check_arguments(values.get("env_args", {}))
-            settings = from_run(EvalSettings(**values), values)
+            settings = from_run(_settings(values), values)
         except UsageError as error:
             problems.append(error)
-            settings = EvalSettings(**values)
+            settings = _settings(values)
         problems += contradictions(settings)
         evaluation = Evaluation(entry.env_id, settings, _combination(entry, settings), shared)
         # a flag that overrides a swept key makes combinations equal
@@ -59,12 +62,16 @@ def resolve(line: CommandLine) -> list[Evaluation]:
     return resolved
 
 
+def _settings(values: Mapping[str, Any]) -> EvalSettings:
+    return EvalSettings(**Fields.of(EvalSettings).by_name(values))
+
+
 def _combination(entry: Entry, settings: EvalSettings) -> dict[str, object]:
     """The values of the keys that the entry's ablation varies."""
     values: dict[str, object] = {}
     for name in entry.swept:
         table, _, member = name.partition(".")
-        value = getattr(settings, table)
+        value = getattr(settings, Fields.of(EvalSettings).attributes[table])
         if not member or member in value:
             values[name] = value[member] if member else value
     return values

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verifiers.cli.common.flags import spelling
 from verifiers.cli.evaluate.exporting import check_formats
 from verifiers.cli.evaluate.models import Choice, price_list
 from verifiers.cli.evaluate.options import EvalSettings, Evaluation
@@ -22,13 +23,15 @@ from verifiers.clients.protocol import CLIENT_TYPES, vendor_of
 from verifiers.data.tool_schema import defined_name
 from verifiers.environments import registry
 from verifiers.environments.base import Environment
+from verifiers.environments.keywords import EnvironmentFlags
 from verifiers.errors import ConfigError
 from verifiers.runs.entry import check_before_run, warn_of_fewer
-from verifiers.runs.options import RunOptions, check_sampling, parse
+from verifiers.runs.options import SharedOptions, check_sampling, parse
 from verifiers.runs.plan import Plan
 from verifiers.runs.run import Run
 from verifiers.runtime.redaction import redacted
 from verifiers.runtime.terminal import escape_control
+from verifiers.runtime.values import options_of
 from verifiers.storage.configurations import fingerprint
 from verifiers.storage.directory import (
     default_root,
@@ -38,23 +41,6 @@ from verifiers.storage.directory import (
     run_path,
     stored_run,
 )
-
-_OTHERWISE = {"save_results", "resume", "shuffle_seed"}
-"""Settings that are options of a run by name, with another meaning: of the command."""
-RUN_OPTIONS = {
-    **{
-        field.name: field.name
-        for field in dataclasses.fields(RunOptions)
-        if field.name in EvalSettings.__annotations__ and field.name not in _OTHERWISE
-    },
-    "timeout": "rollout_timeout_s",
-    "order_seed": "shuffle_seed",
-    "cache": "cache_dir",
-    "max_cost": "max_cost_usd",
-    "save_to_hf_hub": "push_to_hub",
-    "hf_hub_dataset_name": "hub_name",
-}
-"""Setting of an evaluation -> the option of its run."""
 
 
 @dataclass(slots=True)
@@ -82,6 +68,12 @@ class Prepared:
         return self.evaluation.settings
 
     @property
+    def labels(self) -> dict[str, Any]:
+        """What names the run in events and in the JSON object."""
+        path = None if self.path is None else str(self.path)
+        return {"env_id": self.env_id, "model": self.choice.model, "path": path}
+
+    @property
     def varied(self) -> str:
         """The values of an ablation's combination, ``temperature=0.5 env_args.n=3``; else empty."""
         return " ".join(
@@ -98,8 +90,12 @@ class Prepared:
         """The keyword arguments of ``evaluate``, except those of displays."""
         settings = self.settings
         return {
-            **{name: getattr(settings, setting) for setting, name in RUN_OPTIONS.items()},
-            "prices": price_list(settings) if settings.max_cost is not None else None,
+            **{
+                line.name: getattr(settings, line.name)
+                for line in dataclasses.fields(SharedOptions)
+            },
+            "shuffle_seed": settings.order_seed,
+            "prices": price_list(settings) if settings.max_cost_usd is not None else None,
             "keep_states": False,
         }
 
@@ -249,7 +245,10 @@ def builder(env_id: str, settings: EvalSettings) -> Callable[[], Environment]:
 def load(env_id: str, settings: EvalSettings) -> Environment:
     """Load the environment and apply its settings. *Raises* as its loader and ``set_kwargs``."""
     env = registry.load(env_id, settings.env_args, settings.env_dir_path)
-    changes = {"--extra-env-kwargs": settings.extra_env_kwargs}
+    changes: dict[str, Mapping[str, Any]] = {"--extra-env-kwargs": settings.extra_env_kwargs}
+    for name in options_of(EnvironmentFlags):
+        if (value := getattr(settings, name)) is not None:
+            changes[spelling(EvalSettings, name)] = {name: value}
     if settings.keep_rows is not None:
         changes["--keep-rows"] = {"keep_eval_rows": os.path.abspath(settings.keep_rows)}
     for flag, values in changes.items():

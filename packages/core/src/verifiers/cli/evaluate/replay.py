@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiers.cli.common.reader import raise_together
-from verifiers.cli.evaluate.arguments import CommandLine, spelling
+from verifiers.cli.common.flags import spelling
+from verifiers.cli.common.reader import Fields, raise_together
+from verifiers.cli.evaluate.arguments import CommandLine
 from verifiers.cli.evaluate.entries import resolve
-from verifiers.cli.evaluate.options import EvalSettings, Evaluation, flags_of, layered
+from verifiers.cli.evaluate.options import EnvironmentSettings, EvalSettings, Evaluation, layered
 from verifiers.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from verifiers.results.rows import RolloutOutput
     from verifiers.testing.replaying import Replay
 
-OF_ENVIRONMENT = frozenset({"env_args", "extra_env_kwargs", "env_dir_path", "keep_rows"})
+OF_ENVIRONMENT = Fields.of(EnvironmentSettings).attributes
 """Settings that a replay reads; the model, its sampling and the row are those of the run."""
 _REFERENCE = re.compile(r"(?P<run>.+?):(?P<example>[^:/\\]+?)(?::(?P<sibling>\d+))?")
 
@@ -100,8 +101,7 @@ def _some(ids: Mapping[str, object]) -> str:
 
 def _without_effect(settings: Iterable[str]) -> tuple[str, ...]:
     """A note about the flags, by setting, that change nothing in a replay."""
-    flags = flags_of(EvalSettings)
-    names = [spelling(flags[name]) for name in settings if name not in OF_ENVIRONMENT]
+    names = [spelling(EvalSettings, key) for key in settings if key not in OF_ENVIRONMENT]
     if not names:
         return ()
     return (

@@ -7,17 +7,21 @@ continues it: complete runs are read from disk, the others resume.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiers.cli.evaluate.arguments import CommandLine
+from verifiers.cli.evaluate.options import EvalSettings
 from verifiers.clients.spending import Amount
 from verifiers.errors import ConfigError
 from verifiers.results.texts import dollars
 from verifiers.runs.budget import spent_in
+from verifiers.runs.options import PLAN
 from verifiers.runtime.redaction import digested
+from verifiers.runtime.values import options_of
 from verifiers.storage.directory import is_complete, read_metadata
 from verifiers.storage.sets import (
     COMPLETE,
@@ -34,11 +38,6 @@ if TYPE_CHECKING:
     from verifiers.cli.evaluate.options import Evaluation
     from verifiers.cli.evaluate.planning import Prepared
 
-_SETTINGS = (
-    "extra_env_kwargs keep_rows num_examples rollouts_per_example order_seed seed"
-    " independent_scoring until_half_width until_decided"
-).split()
-"""Settings by which two sets differ, beside those that every run has (``_settings_of``)."""
 FAILED = "failed"
 
 
@@ -189,7 +188,7 @@ class CommandSet:
                 if spent >= self.limits[name]:
                     return None
                 remainder = self.limits[name] - (spent - in_run)
-                options[option] = min(remainder, getattr(run.settings, name))
+                options[option] = min(remainder, getattr(run.settings, option))
         return options
 
     def note_spent(self, run: Prepared, spent: Mapping[str, Any] | None) -> None:
@@ -231,9 +230,7 @@ class CommandSet:
             failure = self.failures.get(
                 index, {"exit_code": None if state == PENDING else 0, "error": None}
             )
-            path = None if run.path is None else str(run.path)
-            labels = {"env_id": run.env_id, "model": run.choice.model, "path": path}
-            runs.append({**labels, "state": state, **failure})
+            runs.append({**run.labels, "state": state, **failure})
         if self.planned is None:
             return {"name": None, "id": None, "path": None, "complete": False, "runs": runs}
         return {
@@ -265,10 +262,10 @@ def _settings_of(run: Prepared) -> dict[str, object]:
     settings = run.settings
     values = {
         "env_id": run.env_id,
-        "model": run.choice.model,
-        "env_args": settings.env_args,
         "sampling_args": settings.sampling(),
-        **{name: getattr(settings, name) for name in _SETTINGS},
+        "order_seed": settings.order_seed,
+        **{name: getattr(settings, name) for name in _compared()},
+        "model": run.choice.model,
     }
     # a seed of 0 is a setting: it is neither None nor False
     return {
@@ -276,3 +273,11 @@ def _settings_of(run: Prepared) -> dict[str, object]:
         for name, value in values.items()
         if value is not None and value is not False and value != {}
     }
+
+
+@functools.cache
+def _compared() -> list[str]:
+    """The settings by which two sets differ, but for those that are compared as another says."""
+    beside = {"max_tokens", "temperature", "sampling_args", "shuffle", "shuffle_seed"}
+    options = options_of(EvalSettings).items()
+    return [name for name, line in options if line.free in ("", PLAN) and name not in beside]

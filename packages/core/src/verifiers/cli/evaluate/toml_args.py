@@ -213,8 +213,8 @@ def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
     for env_id, settings in entries:
         table: dict[str, object] = {"env_id": env_id}
         comments = ""
-        for name in Fields.of(EvalSettings).hints:
-            value = getattr(settings, name)
+        for name, attribute in Fields.of(EvalSettings).attributes.items():
+            value = getattr(settings, attribute)
             if name == "timeout" and value is None:
                 value = "none"
             if isinstance(value, Mapping):

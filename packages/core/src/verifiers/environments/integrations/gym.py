@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 from verifiers.data.messages import message_text
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.episodes import add_rows, opened, seed_of
-from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
+from verifiers.environments.keywords import MultiTurnOptions
+from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import Hook, cleanup, maybe_await, passes, sums_turns
 from verifiers.rollouts.state import State, TrajectoryStep

@@ -25,7 +25,8 @@ import aiohttp
 from verifiers.clients.reply import excerpt
 from verifiers.data.messages import message_text
 from verifiers.environments.integrations.episodes import add_rows, opened, seed_of
-from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
+from verifiers.environments.keywords import MultiTurnOptions
+from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.environments.tool_answers import check_definitions, cut_description
 from verifiers.errors import ConfigError, InfraError
 from verifiers.rollouts.author_code import cleanup, maybe_await, passes, sums_turns

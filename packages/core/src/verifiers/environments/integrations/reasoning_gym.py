@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from verifiers.environments.integrations import extras
-from verifiers.environments.settings import RowOptions
+from verifiers.environments.keywords import RowOptions
 from verifiers.environments.single_turn import SingleTurnEnv
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.parsers import Parser, XMLParser

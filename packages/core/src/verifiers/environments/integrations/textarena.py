@@ -24,8 +24,8 @@ import numpy as np
 
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.episodes import add_rows, opened, seed_of
+from verifiers.environments.keywords import DataOptions
 from verifiers.environments.multi_turn import MultiTurnEnv
-from verifiers.environments.settings import DataOptions
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser, XMLParser
 from verifiers.parsers.parser import identity

@@ -21,7 +21,8 @@ from verifiers.clients.protocol import Client, ClientLike
 from verifiers.clients.resolve import as_client
 from verifiers.data.messages import message_text, normalize_chat
 from verifiers.data.text import split_reasoning
-from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
+from verifiers.environments.keywords import MultiTurnOptions
+from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import Hook, maybe_await, setup, stop
 from verifiers.rollouts.state import State, TrajectoryStep

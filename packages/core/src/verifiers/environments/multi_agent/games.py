@@ -12,8 +12,8 @@ from typing import Any, Unpack
 
 from verifiers.data.messages import message_text
 from verifiers.data.text import split_reasoning
+from verifiers.environments.keywords import MultiTurnOptions
 from verifiers.environments.multi_agent.env import MultiAgentEnv, Role
-from verifiers.environments.multi_turn import MultiTurnOptions
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import setup
 from verifiers.rollouts.state import State
