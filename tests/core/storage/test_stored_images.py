@@ -25,6 +25,7 @@ from verifiers.storage.images import (
     stored_name,
 )
 from verifiers.storage.journal import Journal, read_journal
+from verifiers.testing import ScriptedClient
 
 BEGINNINGS = {"png": b"\x89PNG\r\n\x1a\n", "jpg": b"\xff\xd8\xff", "gif": b"GIF89a"}
 
@@ -238,3 +239,39 @@ def test_without_the_order_a_killed_run_has_rows_without_images(tmp_path, monkey
     (row,) = read_journal(tmp_path / "results.jsonl")
     assert row != row_of(image())
     assert decode_row(encode_row(row)) == row
+
+
+def test_branches_share_turns_with_images(tmp_path):
+    """A branch's row lacks what its parent has, images too; both are read back whole."""
+    new = pytest.importorskip("PIL.Image", reason="the extra images is not installed").new
+
+    class Shades(vf.MultiTurnEnv):
+        def env_response(self, messages, state):
+            shade = new("RGB", (8, 8), (40 * len(state["trajectory"]), 0, 0))
+            return [{"role": "user", "content": [{"type": "text", "text": "?"}, shade]}]
+
+    env = Shades(
+        dataset=[{"question": "What?", "image": new("RGB", (8, 8), (1, 2, 3))}],
+        max_turns=3,
+        branching=vf.Branching(at=1, branches=2),
+        rubric=vf.Rubric([lambda completion: float(len(completion))]),
+    )
+    options = {"rollouts_per_example": 4, "state_columns": ["trajectory"]}
+    results = env.evaluate(
+        ScriptedClient(lambda request: f"reply {len(request.prompt)}"),
+        "m",
+        save_results=True,
+        results_path=tmp_path,
+        **options,
+    )
+    saved = vf.load_results(tmp_path)
+
+    def messages(output):
+        turns = [(step["prompt"], step["completion"]) for step in output["trajectory"]]
+        return output.prompt, output.completion, turns
+
+    assert list(map(messages, saved.outputs)) == list(map(messages, results.outputs))
+    assert len(list((tmp_path / "images").iterdir())) == 3
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert len(lines) == 4
+    assert min(map(len, lines)) < 0.75 * max(map(len, lines))  # a branch lacks what it shares
