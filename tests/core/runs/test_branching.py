@@ -173,6 +173,19 @@ def test_a_budget_of_tokens_pays_for_rollouts_of_their_own_as_far_as_it_goes(tok
     assert spent <= max(tokens, 27 + 3 * 9)
 
 
+@pytest.mark.parametrize("tokens", [30, 100, 200])
+def test_the_budget_of_a_group_is_shared_by_its_trees_however_it_is_scored(tokens):
+    replies = ScriptedClient("12345678", tokens=True)
+    env = talk(branching=vf.Branching(at=2, branches=2, tokens=tokens))
+    outputs = evaluate(env, replies).outputs
+    assert comparable(evaluate(env, replies, interleave_scoring=False).outputs) == comparable(
+        outputs
+    )
+    # two trees of 9 * 4 tokens; a rollout of its own costs 18 more, which half of 100 does not pay
+    expected = {30: 2, 100: 2, 200: 0}[tokens]
+    assert sum(output["fork"]["parent"] is not None for output in outputs) == expected
+
+
 # --- failures -------------------------------------------------------------------------------------
 
 
@@ -384,6 +397,43 @@ def test_scoring_afterwards_group_functions_and_workers_see_trees():
 
     grouped = evaluate(talk(funcs=(longest,), branching=vf.Branching(at=1, branches=2))).outputs
     assert [output["reward"] for output in grouped] == [5.0] * 4
+
+
+WORKED = """
+import verifiers as vf
+
+class Talk(vf.MultiTurnEnv):
+    def setup_state(self, state):
+        state["notes"] = []
+
+    def env_response(self, messages, state):
+        state["notes"].append(messages[-1].content)
+        return f"turn {len(state['notes'])}"
+
+def length(completion):
+    return float(len(completion[-1].content))
+
+def load_environment():
+    rows = [{"question": f"question {n}", "answer": "a"} for n in range(3)]
+    return Talk(dataset=rows, max_turns=3, rubric=vf.Rubric(funcs=[length]))
+"""
+
+
+@pytest.mark.parametrize("interleave_scoring", [True, False])
+def test_two_workers_grow_the_trees_that_one_process_grows(
+    tmp_path, monkeypatch, interleave_scoring
+):
+    (tmp_path / "branching_talk.py").write_text(WORKED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "branching_talk", raising=False)
+    runs = []
+    for options in ({}, {"num_workers": 2, "worker_backend": "process"}):
+        env = vf.load_environment("branching_talk")
+        env.set_kwargs(branching=vf.Branching(at=1, branches=2, tokens=100))
+        runs.append(evaluate(env, interleave_scoring=interleave_scoring, **options).outputs)
+    alone, worked = runs
+    assert any(output["fork"]["parent"] is not None for output in alone)
+    assert comparable(worked) == comparable(alone)
 
 
 def test_a_group_of_environments_branches_as_its_members_do():

@@ -216,10 +216,16 @@ async def generate_then_score(
     generated = _GeneratedStates()
     generation_progress = Progress(total=len(jobs), running=progress.running)
     single_jobs = [replace(job, siblings=1, num_pending=None) for job in jobs]
+    siblings = {job.position: job.siblings for job in jobs}
     generation_context = replace(
         context, score=False, independent_scoring=False, control=RunControl()
     )
     run_error: RunError | None = None
+
+    async def generate_of_group(env: RunEnvironment, job: Job, context: RunContext) -> State:
+        # the tokens of a tree are a share of its group's
+        return await generate(env, replace(job, siblings=siblings[job.position]), context)
+
     try:
         runner = Runner(
             env,
@@ -228,7 +234,7 @@ async def generate_then_score(
             concurrency=concurrency,
             abort_after=abort_after,
             progress=generation_progress,
-            generate=generate,
+            generate=generate_of_group,
         )
         await runner.run(single_jobs)
     except RunError as error:

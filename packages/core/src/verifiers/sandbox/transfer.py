@@ -48,7 +48,7 @@ else tar -cf "$0" . && echo own; fi
 """
 """Packs the files of a sandbox where no process of the code runs beside its worker: the working
 folder, and ``/tmp`` where that is the sandbox's own, as process 1 shows."""
-_UNPACK_ALL = 'tar -P -xf "$0" && rm -f "$0"'
+_UNPACK_ALL = 'tar -pP -xf "$0" && rm -f "$0"'
 PROCESSES = 78
 """Exit code of ``_PACK_ALL`` where a process runs in the background."""
 _VARIABLES = "[name for name in globals() if not name.startswith('_')]"
