@@ -299,7 +299,7 @@ def test_plan_and_configuration_are_in_the_one_json_object(vf_eval):
     [
         (["-r", "0"], "--rollouts-per-example"),
         (["-S", '{"n": 2}'], "'n'"),
-        (["--max-cost", "1", "-t", "9"], "max_cost_usd needs the prices"),
+        (["--max-cost", "1", "-t", "9"], "a limit on the cost needs the prices"),
         (["--max-total-tokens", "9"], "set max_tokens (-t)"),
         (["--until-decided", "nowhere"], "nowhere"),
         (["--resume", "run", "-T", "0.3"], "holds a run of another configuration"),

@@ -149,8 +149,9 @@ def test_a_separator_can_be_named_and_turned_off(vf_init, tmp_path):
         (["1,234,567"], "."),
         (["1,234"], "."),
         (["Paris"], ""),
-        (["00123", "3,5"], ""),
-        (["3,5", "3.5"], ""),
+        (["00123", "3,5"], ","),
+        (["00123"], ""),
+        (["3,5", "3.5"], None),
         (["1.2.3.4"], ""),
     ],
 )
@@ -342,10 +343,29 @@ def test_numbers_are_equal_by_value_and_texts_in_any_case(vf_init, tmp_path):
 
 
 def test_codes_with_leading_zeros_are_no_numbers(vf_init, tmp_path):
-    write_csv(tmp_path / "t.csv", "007", "12")
+    write_csv(tmp_path / "t.csv", "007", '"12,5"')
     assert vf_init("codes", "--from", "t.csv").code == 0
     environment = vf.load_environment("codes")
-    assert rewards(environment, {"q0": "7", "q1": "12"}) == {"q0": 0.0, "q1": 1.0}
+    assert rewards(environment, {"q0": "7", "q1": "12,50"}) == {"q0": 0.0, "q1": 1.0}
+    assert rewards(environment, {"q0": "007", "q1": "125"}) == {"q0": 1.0, "q1": 0.0}
+
+
+def test_numbers_with_both_decimal_marks_are_compared_as_text_which_is_said(vf_init, tmp_path):
+    write_csv(tmp_path / "t.csv", '"3,5"', "2.75")
+    assert "DECIMAL_MARK in rewards.py" in vf_init("mixed", "--from", "t.csv").out
+    environment = vf.load_environment("mixed")
+    assert rewards(environment, {"q0": "3,50", "q1": "2.75"}) == {"q0": 0.0, "q1": 1.0}
+    write_csv(tmp_path / "t.csv", '"3,5"', '"2,75"')
+    assert "DECIMAL_MARK" not in vf_init("agreed", "--from", "t.csv").out
+
+
+def test_every_row_can_be_evaluated_and_no_more(vf_init, tmp_path):
+    write_csv(tmp_path / "t.csv", *"abcde")
+    assert vf_init("quiz", "--from", "t.csv").code == 0
+    environment = vf.load_environment("quiz", num_eval_examples=5)
+    assert sorted(environment.get_eval_dataset()["answer"]) == list("abcde")
+    with pytest.raises(vf.ConfigError, match="from 1 to 5, not 6"):
+        vf.load_environment("quiz", num_eval_examples=6)
 
 
 def test_a_judge_is_asked_only_about_answers_that_are_not_exactly_right(vf_init, tmp_path):

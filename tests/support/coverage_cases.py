@@ -79,7 +79,7 @@ def both() -> Any:
 
 
 XML, THINK = vf.XMLParser(["answer"]), vf.ThinkParser()
-BOXED = vf.Parser(vf.extract_boxed_answer)
+PLAIN, BOXED = vf.Parser(), vf.Parser(vf.extract_boxed_answer)
 STRICT = vf.Parser(lambda text: vf.extract_boxed_answer(text, strict=True))
 CALLS = {
     "hermes": '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>',
@@ -127,6 +127,7 @@ SOUND = {
     "XML": (lambda: single(XML, XML, read), lambda r: f"<answer>{answer_of(r)}</answer>"),
     "boxed": (lambda: single(BOXED, BOXED, read), lambda r: rf"\boxed{{{answer_of(r)}}}"),
     "thinking": (lambda: single(THINK, THINK, read), lambda r: f"<think>…</think>{answer_of(r)}"),
+    "a plain parser of both": (lambda: single(PLAIN, PLAIN, read), answer_of),
     "a parser that no function takes": (lambda: single(BOXED), answer_of),
     "tools that are called": (tools, calling),
     "tools that are not needed": (tools, answer_of),

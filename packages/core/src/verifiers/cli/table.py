@@ -56,7 +56,9 @@ class Questions:
     similar_columns: list[str] = field(default_factory=list)
     """Columns that are not used though they have a usual name too."""
     decimal_mark: str = ""
-    """``","`` or ``"."``; empty when no answer is a number, or digits are names, as in 007."""
+    """``","`` or ``"."``; empty when no answer is a number, or when the numbers disagree."""
+    is_mark_mixed: bool = False
+    """Whether they disagree, so that numbers are compared as texts."""
     num_read: int = 0
     answers: dict[str, list[str]] = field(default_factory=dict)
     """Question -> its right answers."""
@@ -129,6 +131,11 @@ class Questions:
         if self.decimal_mark:
             sign = {",": "comma", ".": "point"}[self.decimal_mark]
             lines.append(f"answers that are numbers are compared as numbers, with a decimal {sign}")
+        if self.is_mark_mixed:
+            lines.append(
+                "some numbers have a decimal comma and others a decimal point, so all are compared"
+                " as text: write them in one way, or set DECIMAL_MARK in rewards.py"
+            )
         if self.num_long and not has_judge:
             lines.append(
                 f"{self.num_long} rows have an answer of more than {MAX_ANSWER_CHARS} characters,"
@@ -167,7 +174,8 @@ def read_questions(
             path=str(path),
         )
     usable = [answer for answers in questions.answers.values() for answer in answers]
-    questions.decimal_mark = decimal_mark_of(usable, prefer_comma=table.delimiter == ";")
+    mark = decimal_mark_of(usable, prefer_comma=table.delimiter == ";")
+    questions.decimal_mark, questions.is_mark_mixed = mark or "", mark is None
     return questions
 
 
@@ -213,15 +221,17 @@ def choose_columns(
     return pair[0], pair[1]
 
 
-def decimal_mark_of(answers: Iterable[str], *, prefer_comma: bool = False) -> str:
-    """The decimal mark of the answers that are numbers, ``""`` without any or when they disagree.
+def decimal_mark_of(answers: Iterable[str], *, prefer_comma: bool = False) -> str | None:
+    """The decimal mark of the answers that are numbers, ``""`` without any, None if they disagree.
+
+    A code such as 007, whose zeros count, is no number and says nothing about the others.
 
     ``prefer_comma``: what 1,234 means when no other number tells.
 
     >>> decimal_mark_of(["3,5", "1.234,5", "Paris"]), decimal_mark_of(["1,234", "12"])
     (',', '.')
-    >>> decimal_mark_of(["007", "12"]), decimal_mark_of(["3,5", "2.75"])
-    ('', '')
+    >>> decimal_mark_of(["007", "3,5"]), decimal_mark_of(["007"]), decimal_mark_of(["3,5", "2.75"])
+    (',', '', None)
     """
     marks: set[str] = set()
     is_any = is_unclear = False
@@ -229,10 +239,10 @@ def decimal_mark_of(answers: Iterable[str], *, prefer_comma: bool = False) -> st
         text = answer.strip().replace("\u2212", "-")
         if not _NUMBER.fullmatch(text):
             continue
-        is_any = True
         digits = text.lstrip("+-")
         if re.match(r"0[0-9]", digits):
-            return ""  # a code, whose zeros count
+            continue
+        is_any = True
         if fraction := re.search(r"([.,])([0-9]+)$", digits):
             mark, before = fraction[1], digits[: fraction.start()]
             if len(fraction[2]) != 3 or before == "0" or len(re.split("[.,' ]", before)[0]) > 3:
@@ -243,8 +253,10 @@ def decimal_mark_of(answers: Iterable[str], *, prefer_comma: bool = False) -> st
                 marks.add("," if mark == "." else ".")  # 1.234.567
             else:
                 is_unclear = True
-    if len(marks) > 1 or not is_any:
+    if not is_any:
         return ""
+    if len(marks) > 1:
+        return None
     if marks:
         return marks.pop()
     return "," if is_unclear and prefer_comma else "."

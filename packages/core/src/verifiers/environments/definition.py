@@ -64,10 +64,11 @@ def two_parsers(parser: Parser, rubric: Rubric | None) -> str | None:
         return (
             f"the environment parses with {name} and its rubric with {type(rubric.parser).__name__}"
         )
-    if readers := _reading_plain(rubric):
+    if not is_plain(parser) and (readers := _reading_plain(rubric)):
         return (
-            f"{', '.join(readers)} of the rubric parse with its plain Parser, which returns the"
-            f" text itself, and not with the environment's {name}: pass parser= to the Rubric too"
+            f"the rubric's functions ({', '.join(readers)}) parse with its plain Parser, which"
+            f" returns the text itself, and not with the environment's {name}: pass parser= to the"
+            " Rubric too"
         )
     return None
 

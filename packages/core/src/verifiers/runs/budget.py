@@ -43,7 +43,7 @@ def check_limits(
         and model not in (options.prices or {})
     ):
         raise ConfigError(
-            f"max_cost_usd needs the prices of {model!r}: give usd_per_million_input_tokens and "
+            f"a limit on the cost needs the prices of {model!r}: give usd_per_million_input_tokens and "
             "usd_per_million_output_tokens in the endpoint registry or the ClientConfig, or"
             " --price READ,SAMPLED",
             key="max_cost_usd",
