@@ -29,6 +29,18 @@ def test_equal_rewards_are_a_warning_with_a_histogram_and_then_the_end(tmp_path,
     assert set(raised.value.histogram) == {1.0}
     # after one batch and after two
     assert caplog.text.count("no group had two different rewards") == 2
+    assert "max_seq_len" not in str(raised.value)
+
+
+def test_prompts_that_do_not_fit_are_named_where_nothing_can_be_learned(tmp_path, caplog):
+    same = toy_env(lambda completion, **_: 1.0, system_prompt="x" * 100)
+    settings = {"no_signal_steps": 1, "oversample": 1.0, "max_seq_len": 32}
+    with pytest.raises(NoLearningSignal, match="Raise max_seq_len, or shorten the prompts"):
+        small_trainer(tmp_path, same, **settings).train()
+    said = re.search(
+        r"prompt of (\d+) of (\d+) rollouts does not fit max_seq_len = 32", caplog.text
+    )
+    assert said[1] == said[2]
 
 
 def test_when_half_of_the_rewards_raise_the_final_error_says_how_many_and_where(tmp_path, caplog):

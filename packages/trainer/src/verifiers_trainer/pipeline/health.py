@@ -20,6 +20,7 @@ import numpy as np
 from verifiers.errors import NoLearningSignal, TooManyFaults
 from verifiers.results.coverage import Coverage
 from verifiers.rollouts.rollout import Rollout
+from verifiers.types import StopReason
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.algorithm.statistics import reward_histogram
 from verifiers_trainer.pipeline.schedule import Signal
@@ -225,6 +226,13 @@ class SignalMeter:
             advice = advice if str(self._unscored) else "Correct that first"
         if unscored := str(self._unscored):
             reason = f"{unscored}; {reason}"
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        if num_unasked := sum(map(_is_unasked, rollouts)):
+            reason = (
+                f"the first prompt of {num_unasked} of {len(rollouts)} rollouts does not fit"
+                f" max_seq_len = {self.config.max_seq_len}; {reason}"
+            )
+            advice = "Raise max_seq_len, or shorten the prompts"
         elapsed_s, bound = time.monotonic() - self._since, self._success_bound()
         counts = ", ".join(
             f"{value:g} x {count}" for value, count in list(sorted(self._histogram.items()))[:8]
@@ -360,3 +368,9 @@ def _mean(groups: Sequence[Group]) -> float:
         if not math.isnan(rollout.reward)
     ]
     return sum(means) / len(means) if means else math.nan
+
+
+def _is_unasked(rollout: Rollout) -> bool:
+    """Whether the first prompt was too long, so that the model was never asked."""
+    is_too_long = rollout.stop == StopReason.PROMPT_TOO_LONG.value
+    return is_too_long and not rollout.transcript.turns
