@@ -12,6 +12,7 @@ import pytest
 
 from verifiers.errors import ConfigError
 from verifiers.results.distributions import t_cdf
+from verifiers.results.loading import load_results
 from verifiers.results.trainings import (
     Seeds,
     Training,
@@ -107,6 +108,35 @@ def test_groups_are_the_settings_without_the_seed(tmp_path):
         Seeds("learning_rate=0.0001", (0.2, 0.3)),
         Seeds("learning_rate=0.0003", (0.6, 0.7)),
     ]
+
+
+def test_what_follows_from_a_setting_names_a_group_only_where_nothing_else_does(tmp_path):
+    def names(*settings):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        runs = [training(folder, str(i), 0.5, **values) for i, values in enumerate(settings)]
+        return [seeds.name for seeds in by_settings([Training.read(run) for run in runs])[1]]
+
+    mean = {"advantage": "mean", "objective": "advantage mean", "own_code": {"loss L": "1"}}
+    running = {"advantage": "Mine", "objective": "advantage Mine", "own_code": {"loss L": "1"}}
+    edited = {**running, "own_code": {"loss L": "2"}}
+    assert names(mean, running) == ["advantage=mean", "advantage=Mine"]
+    # negative control: the code alone tells two functions of one name apart
+    assert len(set(names(running, edited))) == 2
+
+
+def test_the_folder_of_a_training_says_which_files_have_its_rollouts(tmp_path):
+    folder = training(tmp_path, "rev", 0.5)
+    (folder / "completions").mkdir()
+    step = folder / "completions/step-1.jsonl"
+    step.write_text(
+        json.dumps({"example_id": 0, "prompt": [], "completion": [], "reward": 0.5}) + "\n"
+    )
+    with pytest.raises(ConfigError, match=r"completions/step-N\.jsonl"):
+        load_results(folder)
+    assert load_results(step).rewards == [0.5]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_results(tmp_path / "empty")
 
 
 def test_the_last_evaluation_counts_if_all_have_one(tmp_path):

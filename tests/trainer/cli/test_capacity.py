@@ -281,7 +281,10 @@ def test_the_sizes_of_a_folder_are_read_from_its_config(tmp_path):
     sizes = architecture(str(tmp_path))
     assert sizes.parameters == sum(p.numel() for p in build_tiny_model(kv_heads=2).parameters())
     (tmp_path / "config.json").write_text(json.dumps({"num_experts": 8, "hidden_size": 4}))
-    with pytest.raises(ConfigError, match="num_experts = 8"):
+    with pytest.raises(ConfigError, match=r"config\.json: .* dense .* num_experts = 8"):
+        architecture(str(tmp_path))
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="is no model's configuration"):
         architecture(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="num_attention_heads"):

@@ -40,6 +40,7 @@ from verifiers.storage.directory import (
     evaluations_below,
     read_config,
     read_metadata,
+    trainings_below,
 )
 from verifiers.storage.images import StoredImages
 from verifiers.storage.journal import journal_lines, read_journal
@@ -92,6 +93,11 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     is_run = file.is_file() and file.suffix != ".json"
     trajectories = [] if is_run else load_trajectories(source)
     if not file.is_file() and not trajectories:
+        if source.is_dir() and trainings_below(source):
+            raise ConfigError(
+                f"{source} is of a training, which has a file of rollouts for each step: give one"
+                " of its completions/step-N.jsonl"
+            )
         raise ConfigError(
             f"{file} does not exist; give a run directory (with {RESULTS_NAME}), a folder of them,"
             " a results file or ATIF trajectories"

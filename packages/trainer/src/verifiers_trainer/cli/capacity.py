@@ -570,6 +570,8 @@ def architecture(name: str) -> Architecture:
                     f"--plan knows dense models alone, and this one has {key} = {config[key]}"
                 )
         return Architecture.of(config)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     except (AttributeError, OSError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is no model's configuration: {error}") from error
     except KeyError as error:
