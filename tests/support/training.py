@@ -13,6 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 import verifiers as vf
+from verifiers.runtime.failpoints import failpoint
 from verifiers_trainer.algorithm.batch import TrainBatch
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
@@ -69,6 +70,25 @@ def pair(**options: Any) -> vf.MultiAgentEnv:
         max_turns=2,
         rubric=vf.Rubric([left, right], weights=[1.0, 0.0]),
         **options,
+    )
+
+
+class Asked(vf.MultiTurnEnv):
+    """A second turn whose start is a fail point, ``in_branch``, where it is that of a branch."""
+
+    def env_response(self, messages: Any, state: vf.State) -> str:
+        if state.is_branch:
+            failpoint("in_branch")
+        return "again"
+
+
+def branched() -> vf.MultiTurnEnv:
+    """Two trees of two rollouts in each group of four, which leave at the second of three turns."""
+    return Asked(
+        dataset=rows(),
+        max_turns=3,
+        rubric=vf.Rubric(funcs=[digits]),
+        branching=vf.Branching(at=1, branches=2),
     )
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import verifiers as vf
 from support.guide_files import HOSTED, VF_RL
 from verifiers.cli.common.reader import key_lines, parse_value
 from verifiers.errors import ConfigError
 from verifiers.runtime.values import describe, fits
 from verifiers_trainer.algorithm.losses import OBJECTIVES
+from verifiers_trainer.cli.plan import _load
 from verifiers_trainer.cli.settings import TrainSettings, read_settings, to_toml
 from verifiers_trainer.cli.sources import read_arguments, read_toml
 from verifiers_trainer.grpo import GRPOConfig
@@ -283,6 +285,26 @@ def test_several_environments_are_a_mixture_and_foreign_sections_are_refused_by_
     assert [table.id for table in settings.mixture] == ["a", "b"]
     _, problems = read('model = "m"\nenv.id = "e"\n[orchestrator]\nseq_len = 5')
     assert "prime-rl" in problems[0]
+
+
+def test_each_environment_has_its_branching_and_the_printed_file_has_it(read):
+    forks = {"at": 1, "branches": 2}
+    text = 'model = "m"\n[env]\nid = "reverse-text"\nbranching = { at = 1, branches = 2 }'
+    settings, problems = read(text)
+    assert problems == []
+    assert [table.branching for table in settings.environments] == [forks]
+    assert _load(settings).branching == vf.Branching(at=1, branches=2)
+    assert [table.to_dict()["branching"] for table in settings.environments] == [forks]
+    several = (
+        'model = "m"\n[[env]]\nid = "a"\nbranching = { at = 1, branches = 2 }\n[[env]]\nid = "b"'
+    )
+    settings, problems = read(several)
+    assert problems == []
+    assert [table.branching for table in settings.environments] == [forks, None]
+    settings, _ = read(text.replace("branches", "branch"))
+    with pytest.raises(vf.ConfigError, match="must have at and branches"):
+        _load(settings)
+    assert "branching" in read('model = "m"\nenv = { id = "e", branching = 3 }')[1][0]
 
 
 def test_what_is_missing_is_said(read):

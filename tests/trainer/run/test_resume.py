@@ -41,13 +41,13 @@ def losses(folder):
     return [(row["step"], row["loss"].hex()) for row in metrics_of(folder) if "loss" in row]
 
 
-def assert_same_run(first, second):
-    assert [step for step, _ in losses(first)] == [1, 2, 3, 4, 5, 6]
+def assert_same_run(first, second, num_steps=6):
+    assert [step for step, _ in losses(first)] == list(range(1, num_steps + 1))
     assert losses(first) == losses(second)
-    end = "checkpoint-6"
+    end = f"checkpoint-{num_steps}"
     assert files_hash(first / end, *SAVED) == files_hash(second / end, *SAVED)
     assert files_hash(first / end, "pending.jsonl") == files_hash(second / end, "pending.jsonl")
-    for step in range(1, 7):
+    for step in range(1, num_steps + 1):
         rollouts = f"completions/step-{step}.jsonl"
         assert (first / rollouts).read_bytes() == (second / rollouts).read_bytes()
     untimed = [
@@ -148,6 +148,24 @@ def test_a_training_of_two_roles_that_is_killed_and_resumed_is_the_same_run(tmp_
     assert files_hash(uninterrupted / "checkpoint-6", reference) != files_hash(
         uninterrupted / "checkpoint-2", reference
     )
+
+
+@pytest.mark.slow
+def test_a_training_that_is_killed_in_a_branch_and_resumed_is_the_same_run(tmp_path, children):
+    settings = {
+        **RUN,
+        **{"environment": "branched", "zero_variance": "keep", "max_off_policy_steps": 0},
+        **{"save_steps": 1, "max_steps": 3},
+    }
+    uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
+    assert train_in_child(children, uninterrupted, **settings) == 0
+    # four branches a step: the tenth is sampled for the third, perhaps before the second is saved
+    assert train_in_child(children, killed, "in_branch:10", **settings) == -9
+    assert (killed / "checkpoint-1").is_dir()
+    assert not (killed / "checkpoint-3").exists()
+    assert train_in_child(children, killed, **settings) == 0
+
+    assert_same_run(uninterrupted, killed, num_steps=3)
 
 
 def test_without_determinism_a_resumed_run_trains_what_was_pending_and_counts_on(tmp_path):

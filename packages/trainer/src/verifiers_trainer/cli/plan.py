@@ -146,6 +146,9 @@ def _read(
 def _load(settings: TrainSettings) -> Environment:
     """Load the environment, or the group of several."""
     members = [load_environment(table.id, **table.args) for table in settings.environments]
+    for table, env in zip(settings.environments, members, strict=True):
+        if table.branching is not None:
+            env.set_kwargs(branching=table.branching)
     if not settings.mixture:
         return members[0]
     return joined(members, [table.name for table in settings.mixture])

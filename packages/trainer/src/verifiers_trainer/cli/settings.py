@@ -93,6 +93,8 @@ class EnvTable:
     """Name in the metrics; default: the id without owner and version."""
     weight: Annotated[float, Range(gt=0.0, le=FINITE, noun="a number above 0")] | None = None
     """Share of the groups, relative to the other weights."""
+    branching: Mapping[str, Any] | None = None
+    """Where its rollouts fork, as the fields of ``vf.Branching``."""
 
     def to_dict(self) -> dict[str, object]:
         """Return the keys of the table in a file."""
@@ -127,12 +129,15 @@ class TrainSettings:
     """``[inference.args]``: flags of a server that is started, in snake_case."""
     gpus: Mapping[str, int] = field(default_factory=dict)
     """Number of devices for ``inference`` and for ``trainer``."""
+    branching: Mapping[str, Any] | None = None
+    """``[env] branching`` of the environment."""
 
     @property
     def environments(self) -> tuple[EnvTable, ...]:
         """The environment, or those of the mixture; empty while none is named."""
-        alone = (EnvTable(self.env_id, dict(self.env_args)),) if self.env_id else ()
-        return self.mixture or alone
+        if self.mixture or not self.env_id:
+            return self.mixture
+        return (EnvTable(self.env_id, dict(self.env_args), branching=self.branching),)
 
     def at(self, problem: str) -> str:
         """A problem, prefixed with the place of the setting that it starts with."""
@@ -227,6 +232,7 @@ class _Reader:
             tuple(self.mixture),
             inference["args"],
             {name: self.document[name]["gpus"] for name in GPUS if "gpus" in self.document[name]},
+            env.get("branching"),
         )
         return settings, self.problems
 
