@@ -220,10 +220,10 @@ def by_settings(trainings: Sequence[Training]) -> tuple[str, list[Seeds]]:
     first = [members[0].settings for members in groups.values()]
     keys = sorted({key for settings in first for key in settings if key not in SEEDS})
     varied = [key for key in keys if len({repr(settings.get(key)) for settings in first}) > 1]
-    chosen = [key for key in varied if key not in DERIVED]
+    not_derived = [key for key in varied if key not in DERIVED]
     # equal names of two functions of one's own: only what follows from them tells them apart
-    if len({repr([settings.get(key) for key in chosen]) for settings in first}) == len(first):
-        varied = chosen
+    if len({repr([settings.get(key) for key in not_derived]) for settings in first}) == len(first):
+        varied = not_derived
     metric = EVALUATED if all(EVALUATED in t.rewards for t in trainings) else REWARD
     return metric, [
         Seeds(

@@ -195,9 +195,9 @@ class Processing:
         *Raises* BadRequest when the text has places for more or fewer images, and for an image
         that cannot be decoded.
         """
-        if (shown := text.count(self.placeholder)) != len(images):
+        if (num_places := text.count(self.placeholder)) != len(images):
             raise BadRequest(
-                f"the prompt has {len(images)} images and {shown} places for them"
+                f"the prompt has {len(images)} images and {num_places} places for them"
                 f" ({self.placeholder}): its text may not have the placeholder, and some chat"
                 " templates leave out the images of a tool's or an assistant's message",
                 "messages",
@@ -247,11 +247,11 @@ class Processing:
         parts = (base, base.base_model)
         owner = next((part for part in parts if hasattr(part, "get_rope_index")), None)
         if owner is not None:
-            known = {**arguments, "input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T)}
+            inputs = {**arguments, "input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T)}
             kind = type(owner)
-            named = _parameters(kind, "get_rope_index")
+            names = _parameters(kind, "get_rope_index")
             positions, _ = owner.get_rope_index(
-                **{name: value for name, value in known.items() if name in named}
+                **{name: value for name, value in inputs.items() if name in names}
             )
             arguments["position_ids"] = positions
         return arguments
@@ -281,11 +281,11 @@ class Processing:
             if (cached := self._pixels.get(key)) is not None:
                 self._pixels.move_to_end(key)
                 return cached
-        made = self._processed(self.placeholder * len(images), images)
-        count = int(np.isin(made["input_ids"].numpy(), self.never).sum())
+        encoded = self._processed(self.placeholder * len(images), images)
+        count = int(np.isin(encoded["input_ids"].numpy(), self.never).sum())
         pixels = {
             name: value
-            for name, value in made.items()
+            for name, value in encoded.items()
             if isinstance(value, Tensor) and name not in _NOT_OF_THE_MODEL and name not in _TYPES
         }
         with self._lock:

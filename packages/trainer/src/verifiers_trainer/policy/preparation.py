@@ -411,11 +411,11 @@ def require_vision(model: nn.Module, world: int) -> None:
 
 def freeze_vision(model: nn.Module) -> None:
     """Train of a model that sees what computes text alone, with its head."""
-    kept = {id(weight) for weight in processing.language_part(model).parameters()}
+    of_text = {id(weight) for weight in processing.language_part(model).parameters()}
     if (head := find_causal_lm(model).get_output_embeddings()) is not None:
-        kept |= {id(weight) for weight in head.parameters()}
+        of_text |= {id(weight) for weight in head.parameters()}
     for parameter in model.parameters():
-        if id(parameter) not in kept:
+        if id(parameter) not in of_text:
             parameter.requires_grad_(False)
 
 

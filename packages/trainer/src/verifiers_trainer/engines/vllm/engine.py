@@ -527,6 +527,6 @@ def understood(
         spelled["structured_outputs"] = {"regex": regex}
     if never:
         excluded = {str(token): LEAST_BIAS for token in never}
-        given: Any = spelled.get("logit_bias") or {}
-        spelled["logit_bias"] = {**given, **excluded}
+        bias: Any = spelled.get("logit_bias") or {}
+        spelled["logit_bias"] = {**bias, **excluded}
     return spelled
