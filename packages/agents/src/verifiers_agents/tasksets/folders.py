@@ -92,4 +92,7 @@ def install_taskset(call: Call, requirement: str) -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     call.facts |= {"distribution": name, "python": str(_python_in(target))}
-    call.say(f"{name} is installed: {target}\nuse it: vf.TasksetEnv({name!r}), vf-eval v1:{name}")
+    call.say(
+        f"{name} is installed: {target}\nuse it: vf-eval v1:ID, vf.TasksetEnv(ID), with the id of a"
+        " taskset in it"
+    )
