@@ -9,6 +9,8 @@ import pytest
 
 from support.running_baseline import BASELINE
 from support.training import metrics_of, small_trainer, weights_hash
+from verifiers.errors import ConfigError
+from verifiers_trainer.algorithm.losses import LOSSES, register_loss
 from verifiers_trainer.algorithm.state import load_state, state_of
 from verifiers_trainer.settings.config import RLConfig
 
@@ -35,8 +37,18 @@ class Scaled:
         self.total, self.count = saved["total"], saved["count"]
 
 
+class Floored(Scaled):
+    def __call__(self, tokens, *, floor=1.0):
+        return super().__call__(tokens).clamp(min=floor)
+
+
 class ForgetfulScaled(Scaled):
     state = None
+
+
+class Mean(Scaled):
+    def __call__(self, tokens):
+        return super().__call__(tokens).mean()
 """
 )
 RUN = {"deterministic": True, "max_off_policy_steps": 0, "save_strategy": "steps", "save_steps": 2}
@@ -169,3 +181,27 @@ def test_two_trainers_have_two_objects_and_an_object_keeps_its_name_on_resume(ba
     load_state(fresh, {**state_of(used), "loss": {"of": "a part without a state"}})
     assert fresh.advantage.count == 7
     assert state_of(RLConfig()) == {}
+
+
+def test_the_keywords_of_a_loss_with_a_state_are_those_of_its_call(tmp_path, baseline):
+    trained(tmp_path / "a", max_steps=1, loss="mine.py:Floored", loss_kwargs={"floor": 9})
+    assert float.fromhex(steps(tmp_path / "a")[1]) == pytest.approx(9.0)
+    with pytest.raises(ConfigError, match=r"has 'flor', which the loss mine.py:Floored does not"):
+        trained(tmp_path / "b", max_steps=1, loss="mine.py:Floored", loss_kwargs={"flor": 9})
+
+
+def test_a_registered_loss_may_have_a_state(tmp_path, baseline, monkeypatch):
+    monkeypatch.setitem(LOSSES, "scaled", None)  # taken back after the test
+    del LOSSES["scaled"]
+    register_loss("scaled")(LOSSES.resolve("mine.py:Scaled"))
+    undisturbed = trained(tmp_path / "a", loss="scaled", max_steps=4)
+    trained(tmp_path / "b", loss="scaled", max_steps=2)
+    resumed = trained(tmp_path / "b", loss="scaled", resume=True, max_steps=4)
+    assert resumed.args.loss.state() == undisturbed.args.loss.state()
+    assert resumed.args.loss is not undisturbed.args.loss
+    assert weights_hash(resumed.model) == weights_hash(undisturbed.model)
+
+
+def test_an_error_names_the_class_of_a_loss_and_its_line(tmp_path, baseline):
+    with pytest.raises(ConfigError, match=r"the loss 'Mean' \(.*mine.py:\d+\) returned shape \[\]"):
+        trained(tmp_path / "a", max_steps=1, loss="mine.py:Mean")

@@ -121,9 +121,13 @@ LossFunction = Callable[..., Tensor]
 
 
 def register_loss(name: str) -> Callable[[LossFunction], LossFunction]:
-    """A decorator: register ``function(row, *, parameters) -> losses [T]``, masked."""
+    """A decorator: register ``function(row, *, parameters) -> losses [T]``, masked; or a class of
+    which each run has an object that is called like it, and may have a state (``state``)."""
 
-    return lambda function: LOSSES.register(name)(_masked(function))
+    def add(loss: LossFunction) -> LossFunction:
+        return LOSSES.register(name)(loss if isinstance(loss, type) else _masked(loss))
+
+    return add
 
 
 def resolve_loss(choice: str | LossFunction, **parameters: object) -> Callable[[LossInput], Tensor]:
@@ -137,6 +141,8 @@ def resolve_loss(choice: str | LossFunction, **parameters: object) -> Callable[[
     """
     function = function_of(choice)
     check_parameters("loss", str(choice), function, parameters)
+    if isinstance(function, type):
+        function = function()
     is_masked = any(function is registered for registered in LOSSES.values())
     return functools.partial(function if is_masked else _masked(function), **parameters)
 

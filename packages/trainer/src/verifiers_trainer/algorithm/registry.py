@@ -137,7 +137,10 @@ def check_parameters(
 
 
 def keyword_parameters(function: Callable[..., object]) -> frozenset[str] | None:
-    """Names of the keyword-only parameters of ``function``; None with ``**kwargs``."""
+    """Names of the keyword-only parameters of ``function``, of a class those of calling its
+    object; None with ``**kwargs``."""
+    if isinstance(function, type):
+        function = function.__call__
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
@@ -166,6 +169,7 @@ def call(
 
 def name_and_position(function: Callable[..., object]) -> str:
     """For messages: ``'my_loss' (losses.py:12)``."""
-    code = getattr(function, "__code__", None)
+    called = function if hasattr(function, "__name__") else type(function).__call__
+    code = getattr(called, "__code__", None)
     position = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
-    return f"{getattr(function, '__name__', function)!r}{position}"
+    return f"{getattr(function, '__name__', type(function).__name__)!r}{position}"
