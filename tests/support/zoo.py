@@ -17,8 +17,10 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import pytest
 
 import verifiers as vf
 from verifiers.testing import ScriptedClient
@@ -588,6 +590,27 @@ def evaluation_rows_are_training_rows():
     )
 
 
+COLOURS = ("red", "green", "blue", "white")
+
+
+def pictures(wanted: dict[str, Sequence[str]]) -> vf.Environment:
+    """Each question about six pictures of each colour, with the answers in their order."""
+    image = pytest.importorskip("PIL.Image", reason="the extra images is not installed")
+    rows = [
+        {"question": question, "answer": answer, "image": image.new("RGB", (8 + n, 8), shown)}
+        for question, answers in wanted.items()
+        for n in range(6)
+        for answer, shown in zip(answers, COLOURS, strict=True)
+    ]
+    return single(rows, exact)
+
+
+@hole("images-are-not-needed")
+def the_question_decides_and_the_pictures_decorate():
+    things = {"the sky": "blue", "grass": "green", "snow": "white", "blood": "red"}
+    return pictures({f"Which colour has {thing}?": [name] * 4 for thing, name in things.items()})
+
+
 # --- clean ----------------------------------------------------------------------------------------
 
 
@@ -640,6 +663,12 @@ def a_choice_of_four():
         return float((parser.parse_answer(completion) or "").upper() == answer)
 
     return single(rows, reward)
+
+
+@clean
+def colours_of_pictures():
+    """Every question is the same: a reply that does not look earns a quarter."""
+    return pictures({"Which colour is this?": COLOURS})
 
 
 @clean
