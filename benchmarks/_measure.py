@@ -16,6 +16,8 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,6 +147,17 @@ def versions(*names: str) -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return ", ".join(entries)
+
+
+def result_of_job(script: str, job: Mapping[str, Any], stored_as: Path) -> dict[str, Any]:
+    """The JSON that ``script --job JOB`` prints last, in a process of its own; the file holds it, and
+    is read where it exists already."""
+    if not stored_as.exists():
+        command = [sys.executable, script, "--job", json.dumps(job)]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        stored_as.parent.mkdir(parents=True, exist_ok=True)
+        stored_as.write_text(output.splitlines()[-1])
+    return json.loads(stored_as.read_text())
 
 
 def options(description: str | None) -> argparse.ArgumentParser:

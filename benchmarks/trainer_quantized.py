@@ -15,13 +15,11 @@ import json
 import os
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from _measure import Report, options, parse, print_table, versions
+from _measure import Report, options, parse, print_table, result_of_job, versions
 
 BASES = {"full": None, "nf4": "nf4"}
 INSTRUCTION = "Reply with the number alone."
@@ -93,19 +91,14 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 
 def result_of(folder: Path, base: str, seed: int, args: Any) -> dict[str, Any]:
     """The result of one training in a process of its own, kept in ``folder``."""
-    kept = folder / f"{base}-{seed}.json"
-    if not kept.exists():
-        job = {
-            "folder": str(folder / f"{base}-{seed}"),
-            "quantize": BASES[base],
-            "seed": seed,
-            "steps": args.steps,
-            "evaluated": 4 if args.quick else 100,
-        }
-        command = [sys.executable, __file__, "--job", json.dumps(job)]
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        kept.write_text(output.splitlines()[-1])
-    return json.loads(kept.read_text())
+    job = {
+        "folder": str(folder / f"{base}-{seed}"),
+        "quantize": BASES[base],
+        "seed": seed,
+        "steps": args.steps,
+        "evaluated": 4 if args.quick else 100,
+    }
+    return result_of_job(__file__, job, folder / f"{base}-{seed}.json")
 
 
 def main() -> None:

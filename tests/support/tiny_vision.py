@@ -23,8 +23,9 @@ COLOURS = {
     "red": (230, 30, 30),
     "green": (30, 200, 40),
     "blue": (40, 60, 230),
-    "black": (15, 15, 15),
+    "yellow": (235, 210, 30),
 }
+"""Each with another first letter."""
 SIDE = 32
 """Pixels of a picture's side."""
 _TEMPLATE = """\
