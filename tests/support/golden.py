@@ -25,6 +25,7 @@ import verifiers as vf
 from compat import players
 from support.agents import CLIENT, WRITER
 from verifiers.rollouts.rollout import SAVED
+from verifiers.rollouts.turn import TURN_FIELDS
 from verifiers.testing import ByteTokenizer, FakeServer, ScriptedClient
 
 FOLDER = Path(__file__).parents[1] / "data/golden"
@@ -33,6 +34,7 @@ OPTIONS = {"max_concurrent": 1, "state_columns": ["trajectory"]}
 ADDED = {
     *("agent_failed", "judge_replies"),
     *(name for name, field in SAVED.items() if field.saved.when == "if set"),
+    *(name for name, field in TURN_FIELDS.items() if field.saved.when == "if set" and field.key),
     *("failed_requests", "received"),
 }
 """Metrics and columns that the dumps' commit did not have."""
