@@ -52,6 +52,7 @@ SMALL = {
         ),
         *(
             "best_non_solution",
+            "rfc_008",
             "profile",
             "num_rows",
             "num_rollouts",

@@ -16,7 +16,7 @@ from verifiers.runtime.distributions import PARTS, provided
 from verifiers.runtime.install_lines import install_line
 from verifiers.runtime.installed import part
 
-NAMES = ("Agent", "AgentEnv", "HarborEnv", "model_gateway")
+NAMES = ("Agent", "AgentEnv", "HarborEnv", "TasksetEnv", "model_gateway")
 READ = """
 import sys
 import verifiers as vf

@@ -239,7 +239,9 @@ def test_a_template_whose_turns_have_no_end_is_refused_before_anything_starts(tm
     with pytest.raises(ConfigError, match="ends each turn with a special token"):
         trainer_with(tmp_path, template=endless, history="exact")
     trainer_with(tmp_path, toy_env(), template=endless, history="exact")  # one turn never goes on
-    with pytest.raises(ConfigError, match="history is 'exakt', did you mean"):
+    with pytest.raises(
+        ConfigError, match="history must be one of template, exact, not 'exakt', did you mean"
+    ):
         small_trainer(tmp_path, history="exakt")
 
 

@@ -315,8 +315,8 @@ def test_where_to_sample_follows_from_the_settings(settings, url):
             {"inference": "vllm", "deterministic": True},
             "deterministic=True needs the embedded engine",
         ),
-        ({"weight_sync": "ncl"}, "weight_sync is 'ncl', did you mean \"nccl\""),
-        ({"sync_timeout": 0}, "sync_timeout is 0"),
+        ({"weight_sync": "ncl"}, "not 'ncl', did you mean \"nccl\""),
+        ({"sync_timeout": 0}, "sync_timeout must be a number from 0.001 to 1000000000, not 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_together(tmp_path, settings, said):

@@ -106,7 +106,9 @@ def test_closing_with_rollouts_in_flight_is_quiet(game, capfd):
 def test_an_environment_made_by_hand_is_refused_before_anything_starts(tmp_path):
     with pytest.raises(ConfigError, match=r"num_env_workers is 2.*made by hand; give its id"):
         small_trainer(tmp_path, toy_env(), num_env_workers=2)
-    with pytest.raises(ConfigError, match="env_worker_backend is 'rey'"):
+    with pytest.raises(
+        ConfigError, match="env_worker_backend must be one of process, ray, not 'rey'"
+    ):
         small_trainer(tmp_path, toy_env(), env_worker_backend="rey")
 
 

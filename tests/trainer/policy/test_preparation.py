@@ -36,7 +36,7 @@ def test_a_model_without_a_name_needs_its_tokenizer(tmp_path):
     with pytest.raises(ConfigError, match="pass processing_class"):
         preparation.load(model, None, None)
     tokenizer = build_tiny_tokenizer()
-    assert preparation.load(model, tokenizer, None) == (model, tokenizer)
+    assert preparation.load(model, tokenizer, vf.RLConfig()) == (model, tokenizer)
 
 
 def test_a_name_loads_model_and_tokenizer_with_the_keywords():

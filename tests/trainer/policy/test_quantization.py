@@ -197,7 +197,7 @@ REFUSED = {
     "merge_adapter=True": {"merge_adapter": True},
     "has a quantization_config": {"model_init_kwargs": {"quantization_config": {}}},
     "weight_sync='nccl' sends whole weights": {"weight_sync": "nccl"},
-    "quantize is 'int3'": {"quantize": "int3"},
+    "quantize must be one of nf4, or None, not 'int3'": {"quantize": "int3"},
 }
 
 

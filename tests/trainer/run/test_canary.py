@@ -36,13 +36,13 @@ class FailedReload(FakeVLLM):
 class StalePrefixes(FakeVLLM):
     """A prompt that was answered before is answered from what was computed then."""
 
-    async def _complete(self, prompt, body, request, num_likely):
+    async def _complete(self, prompt, body, request, *counts):
         seen = self.__dict__.setdefault("seen", {})
         model = self.adapters.get(body["model"], self.model)
         key = f"kept-{len(self.answers)}-{id(prompt)}"
         self.adapters[key] = seen.setdefault(tuple(prompt), copy.deepcopy(model))
         try:
-            return await super()._complete(prompt, {**body, "model": key}, request, num_likely)
+            return await super()._complete(prompt, {**body, "model": key}, request, *counts)
         finally:
             del self.adapters[key]
 

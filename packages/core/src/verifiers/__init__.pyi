@@ -111,7 +111,16 @@ from verifiers.results import (
     print_prompt_completions_sample,
 )
 from verifiers.results.rows import RolloutOutput
-from verifiers.rollouts.author_code import advantage, cleanup, metric, reward, setup, stop, teardown
+from verifiers.rollouts.author_code import (
+    advantage,
+    cleanup,
+    fork,
+    metric,
+    reward,
+    setup,
+    stop,
+    teardown,
+)
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.rollout import RolloutInput
 from verifiers.rollouts.state import State
@@ -146,6 +155,7 @@ from verifiers.types import (
 from verifiers.view.opening import open_view
 from verifiers_agents import Agent, AgentEnv, model_gateway
 from verifiers_agents.harbor.env import HarborEnv
+from verifiers_agents.tasksets.env import TasksetEnv
 from verifiers_trainer import GRPOConfig as GRPOConfig
 from verifiers_trainer import GRPOTrainer as GRPOTrainer
 from verifiers_trainer import RLConfig as RLConfig

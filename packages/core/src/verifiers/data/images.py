@@ -115,6 +115,11 @@ def decode_image(
 
     *Raises* ConfigError for another format, for more bytes or pixels than allowed (its header is
     read first), for a damaged or cut file, and without Pillow.
+
+    >>> vf.decode_image(b"no image")
+    Traceback (most recent call last):
+    ...
+    verifiers.errors.ConfigError: an image is a file of one of PNG, JPEG, WEBP, GIF; this one is of another format
     """
     kind = _checked_type(content, max_bytes)
     pillow = _pillow()
@@ -246,7 +251,8 @@ def _as_png(image: Image) -> bytes:
 
 
 def _is_cell(value: object) -> TypeGuard[Mapping[str, Any]]:
-    if not isinstance(value, Mapping) or not value or not value.keys() <= {"bytes", "path"}:
+    # a table with a path alone may be any author's ``info``
+    if not isinstance(value, Mapping) or value.keys() != {"bytes", "path"}:
         return False
     content = value.get("bytes")
     return isinstance(content, bytes) or (content is None and isinstance(value.get("path"), str))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from verifiers.data.images import image_bytes, image_parts
+from verifiers.data.images import image_bytes, image_parts, image_url
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.transcript import NOT_SAMPLED, branches
 from verifiers.rollouts.turn import Turn
@@ -89,9 +89,10 @@ class Sample(Immutable, frozen=True, eq=False):
 
 
 def images_of(messages: Messages) -> tuple[bytes, ...]:
-    """The files of the images in messages. *Raises* ConfigError for one of which the record has the
-    address alone: it may be another by now."""
-    return tuple(map(image_bytes, image_parts(messages)))
+    """The files of the images in messages; an address, which may show another image by now, is
+    none, so that a model that sees refuses the sample by its count."""
+    parts = [part for part in image_parts(messages) if str(image_url(part)).startswith("data:")]
+    return tuple(map(image_bytes, parts))
 
 
 class RolloutSamples(Immutable, frozen=True):

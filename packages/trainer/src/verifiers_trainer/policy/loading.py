@@ -176,7 +176,11 @@ def _auto_class(model_name: str) -> Any:
         AutoModelForImageTextToText,
     )
 
-    kind = type(AutoConfig.from_pretrained(model_name, trust_remote_code=False))
+    try:
+        kind = type(AutoConfig.from_pretrained(model_name, trust_remote_code=False))
+    except (OSError, ValueError):
+        # an adapter's folder, code of the folder's own, no model: the class that loads it says which
+        return AutoModelForCausalLM
     is_of_text = kind in MODEL_FOR_CAUSAL_LM_MAPPING
     sees = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return AutoModelForImageTextToText if sees and not is_of_text else AutoModelForCausalLM
