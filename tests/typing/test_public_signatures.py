@@ -41,8 +41,9 @@ def test_the_stub_of_the_core_lists_what_it_imports_lazily():
     expected["verifiers"] = set(vf._SUBMODULES)
     expected["verifiers.environments.integrations"] = set(vf._INTEGRATIONS)
     expected["verifiers_trainer"] = set(provided(HEAVY_NAMES))
-    expected["verifiers_agents"] = set(provided(NAMES)) - {"HarborEnv"}
+    expected["verifiers_agents"] = set(provided(NAMES)) - {"HarborEnv", "TasksetEnv"}
     expected["verifiers_agents.harbor.env"] = {"HarborEnv"}
+    expected["verifiers_agents.tasksets.env"] = {"TasksetEnv"}
     assert imported == expected
     assert sorted(listed) == vf.__all__
 

@@ -121,6 +121,7 @@ from verifiers.rollouts.author_code import (
     stop,
     teardown,
 )
+from verifiers.rollouts.branching import Branching
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.rollout import RolloutInput
 from verifiers.rollouts.state import State
@@ -177,6 +178,7 @@ __all__ = [
     "AnthropicMessagesClient",
     "AssistantMessage",
     "AuthenticationFailed",
+    "Branching",
     "BudgetExhausted",
     "CheckpointError",
     "Client",
@@ -252,6 +254,7 @@ __all__ = [
     "State",
     "StatefulToolEnv",
     "SystemMessage",
+    "TasksetEnv",
     "TextContentPart",
     "TextMessage",
     "ThinkParser",
@@ -288,6 +291,7 @@ __all__ = [
     "export_trajectories",
     "extract_boxed_answer",
     "extract_hash_answer",
+    "fork",
     "image_part",
     "list_environments",
     "load_endpoints",

@@ -251,11 +251,12 @@ def _as_png(image: Image) -> bytes:
 
 
 def _is_cell(value: object) -> TypeGuard[Mapping[str, Any]]:
-    # a table with a path alone may be any author's ``info``
-    if not isinstance(value, Mapping) or value.keys() != {"bytes", "path"}:
+    if not isinstance(value, Mapping) or not value.keys() <= {"bytes", "path"}:
         return False
-    content = value.get("bytes")
-    return isinstance(content, bytes) or (content is None and isinstance(value.get("path"), str))
+    if value.get("bytes") is not None:
+        return isinstance(value["bytes"], bytes)
+    # a table with a path alone may be any author's ``info``
+    return "bytes" in value and isinstance(value.get("path"), str)
 
 
 def _is_pillow(value: object) -> TypeGuard[Image]:
