@@ -209,8 +209,8 @@ id = "v1:sums_v1"
 [trainer.args]
 output_dir = "{tmp_path / "run"}"
 max_steps = 2
-batch_size = 4
-rollouts_per_example = 2
+batch_size = 8
+rollouts_per_example = 4
 max_tokens = 4
 """
     )
