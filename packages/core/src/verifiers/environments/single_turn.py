@@ -12,6 +12,14 @@ from verifiers.runtime.signatures import spell_out
 from verifiers.types import Messages
 
 
+def check_one_turn(max_turns: int) -> None:
+    """*Raises* ConfigError for another number of turns than 1."""
+    if max_turns != 1:
+        raise ConfigError(
+            f"max_turns is {max_turns!r}, but a SingleTurnEnv has one turn; write a MultiTurnEnv"
+        )
+
+
 class SingleTurnEnv(MultiTurnEnv):
     """An environment of one turn; ``env_response`` is never called. Parameters are those of
     ``Environment``.
@@ -24,16 +32,8 @@ class SingleTurnEnv(MultiTurnEnv):
 
     @spell_out(ConversationOptions, MultiTurnEnv.__init__)
     def __init__(self, *, max_turns: int = 1, **parameters: Unpack[ConversationOptions]):
-        self.set_max_turns(max_turns)
+        check_one_turn(max_turns)
         super().__init__(max_turns=1, **parameters)
-
-    def set_max_turns(self, max_turns: int) -> None:
-        """*Raises* ConfigError for another number of turns than 1."""
-        if max_turns != 1:
-            raise ConfigError(
-                f"max_turns is {max_turns!r}, but a SingleTurnEnv has one turn; write a"
-                " MultiTurnEnv"
-            )
 
     def env_response(self, messages: Messages, state: State, **_: object) -> Messages:
         """*Raises* NotImplementedError: there is no second turn."""

@@ -24,6 +24,7 @@ from verifiers.data.tool_schema import defined_name
 from verifiers.environments import registry
 from verifiers.environments.base import Environment
 from verifiers.environments.keywords import EnvironmentFlags
+from verifiers.environments.single_turn import SingleTurnEnv, check_one_turn
 from verifiers.errors import ConfigError
 from verifiers.runs.entry import check_before_run, warn_of_fewer
 from verifiers.runs.options import SharedOptions, check_sampling, parse
@@ -253,6 +254,8 @@ def load(env_id: str, settings: EvalSettings) -> Environment:
         changes["--keep-rows"] = {"keep_eval_rows": os.path.abspath(settings.keep_rows)}
     for flag, values in changes.items():
         try:
+            if "max_turns" in values and isinstance(env, SingleTurnEnv):
+                check_one_turn(values["max_turns"])
             env.set_kwargs(**values)
         except ConfigError as error:
             raise ConfigError(f"{flag}: {error}", **error.facts) from error
