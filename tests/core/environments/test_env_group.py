@@ -515,3 +515,18 @@ def test_members_must_be_environments_of_one_message_type():
     with pytest.raises(ConfigError, match="one message_type, not chat and completion"):
         EnvGroup([single(1), completing])
     assert EnvGroup([completing]).evaluate(ScriptedClient([" 4"]), "m")["completions"] == [" 4"]
+
+
+RECORDED = sorted({*SETTERS} - {"set_kwargs"})
+
+
+def test_every_setter_is_recorded():
+    assert [n for n in RECORDED if not hasattr(getattr(SingleTurnEnv, n), "__wrapped__")] == []
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if "keep" not in name])
+def test_a_setter_is_in_the_changes_that_workers_get(name):
+    env, setting = single(1), name.removeprefix("set_")
+    value = {"at": 1, "branches": 2} if setting == "branching" else 3
+    getattr(env, name)(value)
+    assert env.changes == {setting: value}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from verifiers.data.examples import RowFormat, Table
 from verifiers.data.kept_rows import read_kept_rows
 from verifiers.data.sources import DatasetLike
+from verifiers.environments.settings import recorded
 from verifiers.rollouts.contract import LoadedFrom
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Rows:
         generator."""
         return Table.required(self.train_table, self).sample(n, seed)
 
+    @recorded
     def set_keep_rows(self, path: str | os.PathLike[str]) -> None:
         """Keep only the training rows that a file of ``vf-audit --keep`` lists, by their content
         hash.
@@ -99,6 +101,7 @@ class Rows:
         """
         self._tables = self._kept_rows("keep_rows", path), self._tables[1]
 
+    @recorded
     def set_keep_eval_rows(self, path: str | os.PathLike[str]) -> None:
         """Evaluate on the training rows that a file of ``vf-audit --keep`` lists; *raises* as
         ``set_keep_rows``."""

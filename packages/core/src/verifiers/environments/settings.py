@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from verifiers import compat
 from verifiers.environments.keywords import RunDefaults
@@ -12,6 +13,21 @@ from verifiers.rollouts.branching import Branching
 from verifiers.runtime.suggest import close_match
 
 OPTIONAL_ATTRIBUTES = tuple(RunDefaults.__annotations__)
+
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def recorded(setter: F) -> F:
+    """A setter of one value that ``changes`` has too, so that a worker's environment gets it."""
+    name = setter.__name__.removeprefix("set_")
+
+    @functools.wraps(setter)
+    def set_and_record(self: Settings, *value: object, **named: object) -> None:
+        setter(self, *value, **named)
+        (self.changes[name],) = (*value, *named.values())
+
+    return cast(F, set_and_record)  # ``wraps`` keeps the signature
 
 
 class Settings:
@@ -63,27 +79,33 @@ class Settings:
     def _changed_names(self) -> Iterable[str]:
         return [name for name in self.changes if name in vars(self)]
 
+    @recorded
     def set_max_seq_len(self, max_seq_len: int | None) -> None:
         """Bound the tokens of a conversation."""
         self.max_seq_len = max_seq_len
 
+    @recorded
     def set_interleaved_rollouts(self, interleaved_rollouts: bool) -> None:
         """Has no effect, accepted for older callers: recorded token ids are always those of the
         server."""
         self.interleaved_rollouts = interleaved_rollouts
 
+    @recorded
     def set_score_rollouts(self, score_rollouts: bool) -> None:
         """Turn scoring on or off; without scoring, rewards stay unknown."""
         self.score_rollouts = score_rollouts
 
+    @recorded
     def set_concurrency(self, concurrency: int) -> None:
         """Set the default of ``max_concurrent`` for runs."""
         self.max_concurrent = concurrency
 
+    @recorded
     def set_branching(self, branching: Branching | Mapping[str, Any] | None) -> None:
         """Fork rollouts at a turn. *Raises* ConfigError for fields that it has not."""
         self.branching = Branching.of(branching)
 
+    @recorded
     def set_max_workers(self, max_workers: int | None) -> None:
         """Bound the threads that run synchronous rewards and tools; None = 32. *Raises* ConfigError
         below 1."""
@@ -93,6 +115,7 @@ class Settings:
             )
         self.max_workers = max_workers
 
+    @recorded
     def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
         """Bound the completion tokens of a rollout, over all its turns; -1 = no bound."""
         self.max_total_completion_tokens = max_total_completion_tokens
