@@ -26,6 +26,7 @@ NAMES = (
     f"{PACKAGE}/runtime/distributions.json",
     f"{PACKAGE}/rollouts/typed_fields.py",
     f"{PACKAGE}/runs/keywords.py",
+    f"{PACKAGE}/environments/keywords.py",
 )
 
 
@@ -33,7 +34,7 @@ def test_all_that_is_written_is_compared(pages):
     assert sorted(pages.PAGES) == sorted(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES, ids=lambda name: Path(name).name)
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name.removeprefix(PACKAGE))
 def test_page_is_up_to_date(pages, name):
     kept = (DOCS / "reference" / name).read_text(encoding="utf-8").splitlines()
     made = pages.PAGES[name]().splitlines()

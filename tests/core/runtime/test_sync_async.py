@@ -110,6 +110,7 @@ def test_nothing_is_left_behind():
         seen_loops.append(held())
         await anext(seen_loops[-1])
 
+    gc.collect()  # what other tests of this process left is not of this loop
     with no_new_thread(), warnings.catch_warnings():
         warnings.simplefilter("error")
         run_in_private_loop(begin)

@@ -16,7 +16,7 @@ from support.embedded import post, sampled_logprobs
 from support.tiny_vision import FAMILIES, KINDS, asked, noise, picture, vision_model
 from verifiers.errors import ModelRefused
 from verifiers_trainer.algorithm.packing import image_arrays
-from verifiers_trainer.algorithm.samples import images_of
+from verifiers_trainer.algorithm.samples import recorded_images
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.engines.exact.client import ExactClient
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
@@ -55,7 +55,7 @@ def of_trainer(model, prompt_ids, completion_ids, images=()) -> torch.Tensor:
 
 def difference(model, response, messages) -> float:
     ids = response["choices"][0]["token_ids"]
-    ours = of_trainer(model, response["prompt_token_ids"], ids, images_of(messages))
+    ours = of_trainer(model, response["prompt_token_ids"], ids, recorded_images(messages))
     return float((ours - sampled_logprobs(response)).abs().max())
 
 
@@ -135,7 +135,7 @@ def test_pictures_that_arrive_in_later_turns_are_exact(kind, history):
         for turn in turns:
             tokens = turn["tokens"]
             ids = tokens["prompt_ids"], tokens["completion_ids"]
-            ours = of_trainer(model, *ids, images_of(turn["prompt"]))
+            ours = of_trainer(model, *ids, recorded_images(turn["prompt"]))
             assert (ours - torch.tensor(tokens["completion_logprobs"])).abs().max() < EXACT
         if history == "exact":
             for earlier, later in itertools.pairwise(turns):

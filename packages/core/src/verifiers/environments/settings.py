@@ -23,9 +23,9 @@ def recorded(setter: F) -> F:
     name = setter.__name__.removeprefix("set_")
 
     @functools.wraps(setter)
-    def set_and_record(self: Settings, *value: object, **named: object) -> None:
-        setter(self, *value, **named)
-        (self.changes[name],) = (*value, *named.values())
+    def set_and_record(self: Settings, *value: object, **keywords: object) -> None:
+        setter(self, *value, **keywords)
+        (self.changes[name],) = (*value, *keywords.values())
 
     return cast(F, set_and_record)  # ``wraps`` keeps the signature
 

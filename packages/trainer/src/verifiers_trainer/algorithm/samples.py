@@ -88,9 +88,9 @@ class Sample(Immutable, frozen=True, eq=False):
         return int(sampled.min()) if len(sampled) else None
 
 
-def images_of(messages: Messages) -> tuple[bytes, ...]:
-    """The files of the images in messages; an address, which may show another image by now, is
-    none, so that a model that sees refuses the sample by its count."""
+def recorded_images(messages: Messages) -> tuple[bytes, ...]:
+    """The files of the images that a record holds; an address, which may show another image by now,
+    is none, so that a model that sees refuses the sample by its count."""
     parts = [part for part in image_parts(messages) if str(image_url(part)).startswith("data:")]
     return tuple(map(image_bytes, parts))
 
@@ -179,7 +179,7 @@ def rollout_samples(
                 group=group,
                 component=component,
                 turns=branch.turns,
-                images=images_of(turns[branch.turns[-1][0]].prompt),
+                images=recorded_images(turns[branch.turns[-1][0]].prompt),
             )
         )
     return RolloutSamples(tuple(samples), None if samples else "empty")

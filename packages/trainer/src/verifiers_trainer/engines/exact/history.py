@@ -24,11 +24,11 @@ import numpy as np
 from verifiers.data.messages import canonical_arguments
 from verifiers.data.tool_examples import example_arguments
 from verifiers.errors import ConfigError
-from verifiers_trainer.algorithm.samples import images_of
 from verifiers_trainer.engines.http.chat import (
     BadRequest,
     Tokenizer,
     ids_of,
+    images_of,
     plain_message,
     rendered_text,
 )

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from verifiers.data.chat_template import rendered
+from verifiers.data.images import image_bytes, image_parts
 from verifiers.data.text import CLOSE, OPEN
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import decode_message
-from verifiers_trainer.algorithm.samples import images_of
 from verifiers_trainer.engines.processing import Images, Processing
 from verifiers_trainer.engines.requests import BadRequest as BadRequest
 
@@ -231,11 +231,16 @@ class ChatFormat:
         return Prompt(ids_of(text, images, self._tokenizer, self._processing), images)
 
     def images_of(self, messages: list[Any]) -> Images:
-        """The files of the images in messages. Raises BadRequest for one that is not here."""
-        try:
-            return () if self._processing is None else images_of(messages)
-        except ConfigError as error:
-            raise BadRequest(str(error), "messages") from error
+        """`images_of`; none for a model of text."""
+        return () if self._processing is None else images_of(messages)
+
+
+def images_of(messages: Sequence[Mapping[str, object]]) -> Images:
+    """The files of the images in messages. *Raises* BadRequest for one that is not here."""
+    try:
+        return tuple(map(image_bytes, image_parts(messages)))
+    except ConfigError as error:
+        raise BadRequest(str(error), "messages") from error
 
 
 def ids_of(
