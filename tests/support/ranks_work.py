@@ -193,7 +193,7 @@ def gradient(folder: str, lengths: list[list[int]], **settings: Any) -> dict[str
         trainer.args,
         trainer.args.world_size,
     )
-    trainer.model_wrapped, trainer.is_open = model, True  # without an engine
+    trainer.model_wrapped, trainer.session.is_open = model, True  # without an engine
     output = trainer.forward_backward(batch)
     gradients = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
     rows = batch.rows_R[trainer.ranks.rank]

@@ -22,14 +22,13 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from rich.console import Console
 from torch import Tensor
 from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import TrainOutput, set_seed
@@ -45,13 +44,12 @@ from verifiers.errors import (
     WeightSyncError,
 )
 from verifiers.runs.rollout import RunContext
-from verifiers.runtime.values import Count, describe, fits
+from verifiers.runtime.values import Count, checked
 from verifiers_trainer.algorithm import old_logprobs
-from verifiers_trainer.algorithm.batch import Group, TrainBatch, of_rows
+from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.algorithm.losses import LossInput, Objective, resolve_loss
 from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
-from verifiers_trainer.algorithm.samples import carries_loss
 from verifiers_trainer.algorithm.state import load_state, state_of
 from verifiers_trainer.distributed import batch_sharing, deepspeed, fsdp
 from verifiers_trainer.engines.policy_client import PolicyClient
@@ -77,12 +75,12 @@ from verifiers_trainer.run.proof import write_proof
 from verifiers_trainer.run.provenance import CALLBACK
 from verifiers_trainer.run.recorder import StepRecorder
 from verifiers_trainer.run.resume import Checkpoints
+from verifiers_trainer.run.session import Session
 from verifiers_trainer.run.sight import first_prompt, prompt_of_rows
 from verifiers_trainer.run.signals import Interruption, exit_of
 from verifiers_trainer.run.step import Step
 from verifiers_trainer.run.trackers import installed
 from verifiers_trainer.settings.config import RLConfig
-from verifiers_trainer.settings.cross_field_rules import trackers
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -169,8 +167,7 @@ class RLTrainer(HFLoop):
         settings = context.final_settings(
             args, self.config_class, inference=server, loss=loss, advantage=advantage
         )
-        # transformers' own reporting is off: ours runs on threads
-        report_to = installed(trackers(settings.report_to))
+        report_to = installed(settings.report_to)  # ours, on threads: that of transformers is off
         is_quiet = bool(settings.disable_tqdm)
         settings.set_fields(FORCED)
         # transformers seeds in its constructor; this one seeds in train()
@@ -200,34 +197,10 @@ class RLTrainer(HFLoop):
             self.agreement = sanity_checks.Agreement(settings, run.tokenizer)
             """What sampler and trainer may differ by."""
             self.canary = Canary(run)
-            self.newest: Step | None = None
-            """The newest step."""
-            self._open_step: Step | None = None
-            """The step whose metrics are not written yet, which takes what is logged."""
-            self.is_open = False
-            """Whether model, optimizer and engine are ready for a step."""
-            self._session = ExitStack()
-            """What ``open`` began and ``close`` ends."""
-            self._loss_before: Mapping[str, object] = {}
-            """The state of the loss before the open step."""
-            self._is_own_loop = False
-            """Whether ``open`` began it, and not ``train``."""
-            self._drawn_at: int | None = None
-            """The policy version at which ``next_batch`` was called last."""
-            self._num_sampled = 0
-            """Groups that ``sample`` has begun at this policy version."""
-            self._start = PipelineState()
-            self._whole_batch: TrainBatch | None = None
-            """The batch that was drawn last."""
-            self._resumed_from: Path | None = None
+            self.session = Session()
+            """What is of the present ``train`` or ``open``, or of the last."""
             self._drawn_step = 0
-            self.progress = ProgressLine(
-                self, Console(stderr=True), quiet=is_quiet or not run.ranks.is_main
-            )
-            self._ends_on_every_rank = False
-            """Whether the error that ends training is raised on every rank, so that all can save
-            together."""
-            self._push_error: WeightSyncError | None = None
+            self.progress = ProgressLine(self, quiet=is_quiet or not run.ranks.is_main)
             super().__init__(
                 ranks=run.ranks,
                 model=run.model,
@@ -331,7 +304,6 @@ class RLTrainer(HFLoop):
                 raise memory.out_of_memory(error, self.model, self.args, rows) from error
             raise
         finally:
-            self._open_step = None
             self.progress.stop()
             uninstall(self.model)
             self.close()
@@ -340,11 +312,9 @@ class RLTrainer(HFLoop):
         """(checkpoint to begin from, its step) of a new session of the run."""
         if self.is_open:  # by a verb
             self.close()
-        folder, step, self._start = self.checkpoints.starting_point(resume_from_checkpoint)
-        self._resumed_from, self.is_complete = folder, False
-        self.newest, self._ends_on_every_rank, self._push_error = None, False, None
-        self.is_interrupted, self._whole_batch, self.has_failed = False, None, False
-        self._drawn_at, self._num_sampled = None, 0
+        folder, step, start = self.checkpoints.starting_point(resume_from_checkpoint)
+        self.session = Session(start, folder)
+        self.is_complete = self.is_interrupted = self.has_failed = False
         return folder, step
 
     def _hooks(self) -> dict[str, list[Any]]:
@@ -352,8 +322,8 @@ class RLTrainer(HFLoop):
         return {"trainer": [type(self)], CALLBACK: list(self.callback_handler.callbacks)}
 
     def _raise_push_error(self) -> None:
-        if self._push_error is not None:
-            raise self._push_error
+        if self.session.push_error is not None:
+            raise self.session.push_error
 
     def _save_last_step(self, error: BaseException) -> None:
         """Save the last whole step of a run that ends with ``error``, unless that says that its
@@ -370,7 +340,7 @@ class RLTrainer(HFLoop):
             reason = "the error says that its weights are bad"
         elif newest is not None and not newest.is_whole:
             reason = f"the weights of step {step + 1} were being set"
-        elif self.ranks.world > 1 and not self._ends_on_every_rank:
+        elif self.ranks.world > 1 and not self.session.ends_on_every_rank:
             reason = "the error is of one process, and all write a checkpoint together"
         elif isinstance(error, CheckpointError):
             return
@@ -391,10 +361,10 @@ class RLTrainer(HFLoop):
         run = self.training_run
         run.model = self.model  # the wrapped model when the launcher splits it
         run.open_reference()
-        if self._resumed_from is not None:
+        if self.session.resumed_from is not None:
             if run.reference is not None:
-                run.reference.load(self._resumed_from)
-            self.checkpoints.restore_algorithm(self._resumed_from)
+                run.reference.load(self.session.resumed_from)
+            self.checkpoints.restore_algorithm(self.session.resumed_from)
             if self.ranks.is_main:
                 self.recorder.file.resume(self.state.global_step)
         sanity_checks.check_forward(self.model, self.args)
@@ -405,7 +375,7 @@ class RLTrainer(HFLoop):
             prompt = first_prompt(run.model, run.examples, run.env) if run.ranks.is_main else None
             self.canary.look(prompt)
         self.recorder.begin()
-        self.is_open = True
+        self.session.is_open = True
         if not self.ranks.is_main:
             return
         log.info("objective: %s", self.args.objective())
@@ -421,7 +391,7 @@ class RLTrainer(HFLoop):
 
     def _start_batches(self) -> None:
         self.batches = self.training_run.offline or self._open_batches()
-        self.batches.start(self.policy_version, self._start)
+        self.batches.start(self.policy_version, self.session.start)
 
     def _open_batches(self) -> BatchSource:
         """The pipeline, or what a subclass's ``get_batch`` returns; with its ``compute_rewards``,
@@ -430,7 +400,7 @@ class RLTrainer(HFLoop):
         draws = self.args.difficulty_schedule or subclass_hooks.is_overridden(
             self, RLTrainer, *custom_batches.DRAWING_METHODS
         )
-        start = self._start
+        start = self.session.start
         amid = start.in_training or self.state.global_step % self.args.steps_per_batch
         is_amid = bool(amid and start.ready)
         rewards_are_own = subclass_hooks.is_overridden(self, RLTrainer, "compute_rewards")
@@ -456,10 +426,12 @@ class RLTrainer(HFLoop):
         the time that the batch took is the first step's.
         """
         while (batch := self._next_batch()) is not None:
-            self._whole_batch = batch
+            self.session.whole_batch = batch
             steps, per_batch = batch.steps, self.args.steps_per_batch
-            if (num_taken := self.state.global_step % per_batch) and self._resumed_from is not None:
-                self.checkpoints.restore_fixed(self._resumed_from, self._rows_of(batch))
+            if (
+                num_taken := self.state.global_step % per_batch
+            ) and self.session.resumed_from is not None:
+                self.checkpoints.restore_fixed(self.session.resumed_from, self._rows_of(batch))
             for number in range(num_taken, per_batch):
                 part, first_only = steps[number % len(steps)], SPENT_ON_A_BATCH if number else {}
                 position = {"batch/step": number + 1, "batch/pass": number // len(steps) + 1}
@@ -476,7 +448,7 @@ class RLTrainer(HFLoop):
                 take = self._interruptible(lambda: source.next_batch())
                 return batch_sharing.next_batch(self.ranks, take)
         except Exception:  # the batch's error reaches every rank: records that, and raises it again
-            self._ends_on_every_rank = True
+            self.session.ends_on_every_rank = True
             raise
 
     def _interruptible(self, work: Callable[[], object]) -> Callable[[], Any]:
@@ -502,7 +474,7 @@ class RLTrainer(HFLoop):
         except RunError as error:
             if type(error) is not RunError or not error.code:
                 raise
-            self._exit_code, self._ends_on_every_rank = int(error.code), True
+            self._exit_code, self.session.ends_on_every_rank = int(error.code), True
             raise KeyboardInterrupt from error
 
     # --- the verbs of a step ----------------------------------------------------------------------
@@ -526,8 +498,7 @@ class RLTrainer(HFLoop):
         """
         self.forward_backward(batch)
         self.optim_step()
-        assert self.newest is not None
-        return self.newest.local_loss
+        return self.session.step.local_loss
 
     def open(self, resume_from_checkpoint: str | bool | None = None) -> None:
         """Prepare model, optimizer and engine for a loop of one's own, as ``train`` does for its
@@ -539,11 +510,11 @@ class RLTrainer(HFLoop):
             return
         with self.ranks.together():
             folder, _ = self._start_from(resume_from_checkpoint)
-            self._is_own_loop = True
+            self.session.is_own_loop = True
             set_seed(self.args.seed)
             install_logprob_forward(self.model)
-            self._session.callback(lambda: uninstall(self.model))
-            self._session.enter_context(compiled_layers(self.model, self.args))
+            self.session.at_close.callback(lambda: uninstall(self.model))
+            self.session.at_close.enter_context(compiled_layers(self.model, self.args))
             try:
                 self.prepare(folder)
             except BaseException:  # an interrupt too: what was begun is closed; raised again
@@ -559,7 +530,7 @@ class RLTrainer(HFLoop):
         """
         with self.ranks.together():
             self.open()
-            if self._drawn_at == self.policy_version:
+            if self.session.drawn_at == self.policy_version:
                 raise ConfigError(
                     "next_batch was called twice without optim_step, and each of its batches is one"
                     " optimizer step: raise batch_size, or accumulate rows of sample and batch_of"
@@ -569,7 +540,7 @@ class RLTrainer(HFLoop):
             except BaseException:  # it has ended the generator: a new one is made; raised again
                 self.stream = iter(self.get_train_dataloader())
                 raise
-            self._drawn_at, self.is_complete = self.policy_version, batch is None
+            self.session.drawn_at, self.is_complete = self.policy_version, batch is None
             return batch
 
     def sample(
@@ -586,13 +557,8 @@ class RLTrainer(HFLoop):
         rollouts follow from the seed, the policy version, and how many it sampled before.
         """
         with self.ranks.together():
-            if rollouts_per_example is not None and not fits(rollouts_per_example, Count):
-                raise ConfigError(
-                    f"rollouts_per_example must be {describe(Count)}, not {rollouts_per_example!r}",
-                    key="rollouts_per_example",
-                )
+            siblings = checked("rollouts_per_example", rollouts_per_example, Count | None)
             self.open()
-            siblings = rollouts_per_example or self.args.rollouts_per_example
             groups: list[Group] = []
 
             def work() -> None:
@@ -601,15 +567,15 @@ class RLTrainer(HFLoop):
                 groups[:] = sample_groups(
                     self.env,
                     rows,
-                    self._num_sampled,
-                    siblings,
+                    self.session.num_sampled,
+                    siblings or self.args.rollouts_per_example,
                     replace(context, seed=seed),
                     self.args.max_concurrent,
                 )
 
             with self.ranks.alive():
                 self.ranks.share(work, "the sampled rollouts", while_alive=True)
-            self._num_sampled += len(rows)
+            self.session.num_sampled += len(rows)
             return groups
 
     def batch_of(self, groups: Sequence[Group]) -> TrainBatch:
@@ -633,13 +599,16 @@ class RLTrainer(HFLoop):
         """
         with self.ranks.together():
             self.open()
-            batch = rows if isinstance(rows, TrainBatch) else self._batch_of_rows(rows)
-            earlier = self._open_step
+            batch = (
+                rows
+                if isinstance(rows, TrainBatch)
+                else batch_sharing.batch_of_rows(self.ranks, rows)
+            )
+            earlier = self.session.open_step
             started = time.perf_counter()
             with self._dropping_gradients():
                 loss = self.training_step(self.model_wrapped, batch)
-                assert self.newest is not None
-                step = self.newest
+                step = self.session.step
                 if self.ranks.world > 1:
                     step.meter.merge(
                         lambda numbers: self.ranks.gather(numbers, "the ratios of the step")
@@ -651,7 +620,7 @@ class RLTrainer(HFLoop):
             output = ForwardBackward(step.loss, metrics, step.row_logprobs)
             if earlier is not None:
                 earlier.extend(step)
-                self.newest = earlier
+                self.session.newest = earlier
             return output
 
     def optim_step(self) -> dict[str, Any]:
@@ -662,7 +631,7 @@ class RLTrainer(HFLoop):
         ``ConfigError`` without a ``forward_backward`` before, and where the two disagree;
         ``NonFiniteLoss`` for a gradient that is not finite. Such an error drops the gradients.
         """
-        if (step := self._open_step) is None:
+        if (step := self.session.open_step) is None:
             raise ConfigError("optim_step has no gradients: call forward_backward before it")
         with self.ranks.together():
             with self._dropping_gradients():
@@ -671,7 +640,7 @@ class RLTrainer(HFLoop):
             self.finish_step()
             self.is_interrupted = self.interruption.signum is not None
             self.interruption.release()
-            if self._is_own_loop:
+            if self.session.is_own_loop:
                 self.ranks.share(self._raise_push_error, "the end of the step")
         return step.metrics
 
@@ -695,7 +664,7 @@ class RLTrainer(HFLoop):
             )
         with self.ranks.together():
             self.open()
-            if self._open_step is not None:
+            if self.session.open_step is not None:
                 raise ConfigError(
                     "save_state came between forward_backward and optim_step: gradients are no part"
                     " of a state, so call optim_step before it"
@@ -716,33 +685,15 @@ class RLTrainer(HFLoop):
     def _dropping_gradients(self) -> Iterator[None]:
         """An error in the block drops the gradients, the step that they are of, and what the loss
         has remembered of it."""
-        if self._open_step is None:
-            self._loss_before = state_of(self.args, ("loss",))
+        if self.session.open_step is None:
+            self.session.loss_before = state_of(self.args, ("loss",))
         try:
             yield
         except BaseException:  # an interrupt too: half a step leaves nothing; raised again
-            self._open_step = None
-            load_state(self.args, self._loss_before)
+            self.session.open_step = None
+            load_state(self.args, self.session.loss_before)
             self.model_wrapped.zero_grad()
             raise
-
-    def _batch_of_rows(self, rows: Sequence[PackedRow]) -> TrainBatch:
-        if refused := [type(row).__name__ for row in rows if not isinstance(row, PackedRow)]:
-            raise ConfigError(
-                f"forward_backward got {refused[0]} and takes a batch, or packed rows: make a batch of"
-                " groups by batch_of"
-            )
-        num_tokens = sum(int(carries_loss(row.loss_mask, row.weight).sum()) for row in rows)
-        counts_R = self.ranks.gather([num_tokens, len(rows)], "the rows of the step")
-        if len(set(counts_R[:, 1])) > 1:
-            numbers = ", ".join(
-                f"{int(count)} on rank {r}" for r, count in enumerate(counts_R[:, 1])
-            )
-            raise ConfigError(
-                f"forward_backward got other numbers of rows ({numbers}), and processes exchange"
-                " their gradients: give every rank as many, or pack(..., world=...)"
-            )
-        return of_rows(rows, self.ranks.rank, counts_R[:, 0].astype(int).tolist())
 
     def training_step(  # type: ignore[override]
         self,
@@ -751,8 +702,8 @@ class RLTrainer(HFLoop):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
         """Forward and backward of every packed row of a batch; this process's summed loss."""
-        self.newest = step = self._new_step(inputs)
-        self._open_step = self._open_step or step
+        self.session.newest = step = self._new_step(inputs)
+        self.session.open_step = self.session.open_step or step
         if not step.is_update:
             return torch.zeros((), device=self.args.device)
         return self._backward(model, step)
@@ -791,7 +742,7 @@ class RLTrainer(HFLoop):
             sum(row.num_tokens for row in batch.rows_R[rank]),
             self.args.device,
         )
-        keeps_tokens = self._is_own_loop or self.recorder.keeps_tokens
+        keeps_tokens = self.session.is_own_loop or self.recorder.keeps_tokens
         return Step(batch, batch.rows_R[rank], meter, keeps_tokens)
 
     def _rows_of(self, batch: TrainBatch) -> list[list[PackedRow]]:
@@ -862,8 +813,7 @@ class RLTrainer(HFLoop):
     def weight_update(self) -> Iterator[None]:
         """Context around ``optimizer.step()``: check the gradient norm, pause the engine, push the
         weights."""
-        assert self.newest is not None
-        step = self.newest
+        step = self.session.step
         if not math.isfinite(self.grad_norm) and not self.scale_is_too_large():
             raise self._non_finite("gradient norm", step.rows)
         step.numbers |= {"grad_norm": self.grad_norm, "learning_rate": self.learning_rate}
@@ -878,7 +828,7 @@ class RLTrainer(HFLoop):
                 yield
         except WeightSyncError as error:
             # the step itself is taken: it is finished and saved, then the error raised
-            self._push_error, self.has_failed = self._push_error or error, True
+            self.session.push_error, self.has_failed = self.session.push_error or error, True
         else:
             if self.checks_sampler:
                 self.canary.ask(self.engine, self.policy_version + 1)
@@ -886,20 +836,19 @@ class RLTrainer(HFLoop):
 
     def finish_step(self) -> None:
         """Set the pipeline's policy version, and write the step's metrics."""
-        assert self.newest is not None
-        step = self.newest
+        step = self.session.step
         step.is_whole = True
         if self.reference is not None:
             self.reference.after_step(self.state.global_step)
         if groups := step.batch.whole_batch.groups:  # rows of one's own are of no example
             self.state.epoch = (max(group.index for group in groups) + 1) / len(self.examples)
-        self._num_sampled = 0
+        self.session.num_sampled = 0
         if self.batches is not None:
             self.batches.set_version(self.policy_version, self.server.version)
         if self.ranks.is_main:
             step.log(self.step_metrics(step.batch))
             self.recorder.finish_step(self.state.global_step, step)
-        self._open_step = None
+        self.session.open_step = None
 
     def _check_sampler(self, meter: RatioMeter) -> dict[str, float]:
         """Compare sampler and trainer log-probabilities, on the meter's tokens of the present
@@ -983,7 +932,7 @@ class RLTrainer(HFLoop):
     def first_draw(self) -> int:
         """The number of the step whose batch is drawn first."""
         groups = self.args.batch_size // self.args.rollouts_per_example
-        return min([self._start.next_index, *self._start.requeue]) // groups
+        return min([self.session.start.next_index, *self.session.start.requeue]) // groups
 
     # --- the present policy -----------------------------------------------------------------------
 
@@ -1062,8 +1011,8 @@ class RLTrainer(HFLoop):
         a line of their own, as has what a callback adds to ``logs``. The loop logs each step here,
         with all its metrics. Raises ``ConfigError`` for a value that is not one number.
         """
-        if self._open_step is not None:
-            self._open_step.log(logs)
+        if self.session.open_step is not None:
+            self.session.open_step.log(logs)
             return
         names, is_of_loop = {"epoch", "num_input_tokens_seen"}, "train_runtime" in logs
         if "loss" in logs:
@@ -1116,13 +1065,13 @@ class RLTrainer(HFLoop):
         if self.state.global_step % self.args.steps_per_batch and self.newest is not None:
             fixed = old_logprobs.to_bytes(self._rows_of(self.newest.batch))
             algorithm |= self.newest.batch.whole_batch.state_before  # it is built again
-        whole_batch = None if source is None else self._whole_batch
+        whole_batch = None if source is None else self.session.whole_batch
         if whole_batch and amid_batch(source.state, self.state.global_step, self.args):
             algorithm |= whole_batch.state_before
 
         def snapshot() -> PipelineState:
             if source is None:  # ``next_batch`` was not called
-                return self._start
+                return self.session.start
             return source.last_state() if is_last else source.snapshot()
 
         with self.interruption.held():
@@ -1160,9 +1109,7 @@ class RLTrainer(HFLoop):
         finally:
             self.server.stop()
             self.recorder.trackers.close()
-            self.is_open = self._is_own_loop = False
-            self._open_step = None
-            self._session.close()
+            self.session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -1225,6 +1172,16 @@ class RLTrainer(HFLoop):
     def engine(self) -> Any:
         """The inference engine; None while it is stopped."""
         return self.server.engine
+
+    @property
+    def is_open(self) -> bool:
+        """Whether model, optimizer and engine are ready for a step."""
+        return self.session.is_open
+
+    @property
+    def newest(self) -> Step | None:
+        """The newest step."""
+        return self.session.newest
 
     @property
     def batch(self) -> TrainBatch | None:

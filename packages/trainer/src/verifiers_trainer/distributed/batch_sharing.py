@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
-from verifiers_trainer.algorithm.batch import Group, TrainBatch
+from verifiers.errors import ConfigError
+from verifiers_trainer.algorithm.batch import Group, TrainBatch, of_rows
 from verifiers_trainer.algorithm.packing import PackedRow
+from verifiers_trainer.algorithm.samples import carries_loss
 from verifiers_trainer.distributed.ranks import Ranks
 
 NAMES = tuple(field.name for field in fields(PackedRow))
@@ -56,6 +58,27 @@ def next_batch(ranks: Ranks, make: Callable[[], TrainBatch | None]) -> TrainBatc
     groups = tuple(group for step in steps for group in step.groups)
     updates = tuple(steps) if len(steps) > 1 else ()
     return TrainBatch(rows_R, groups, (), {}, sum(step.num_tokens for step in steps), updates)
+
+
+def batch_of_rows(ranks: Ranks, rows: Sequence[PackedRow]) -> TrainBatch:
+    """The batch of rows of the caller's own, of each rank its own; every rank calls it.
+
+    *Raises* ConfigError for what is no row, and if ranks have other numbers of rows.
+    """
+    if refused := [type(row).__name__ for row in rows if not isinstance(row, PackedRow)]:
+        raise ConfigError(
+            f"forward_backward got {refused[0]} and takes a batch, or packed rows: make a batch of"
+            " groups by batch_of"
+        )
+    num_tokens = sum(int(carries_loss(row.loss_mask, row.weight).sum()) for row in rows)
+    counts_R = ranks.gather([num_tokens, len(rows)], "the rows of the step")
+    if len(set(counts_R[:, 1])) > 1:
+        numbers = ", ".join(f"{int(count)} on rank {r}" for r, count in enumerate(counts_R[:, 1]))
+        raise ConfigError(
+            f"forward_backward got other numbers of rows ({numbers}), and processes exchange"
+            " their gradients: give every rank as many, or pack(..., world=...)"
+        )
+    return of_rows(rows, ranks.rank, counts_R[:, 0].astype(int).tolist())
 
 
 def _step(ranks: Ranks, step: TrainBatch | None, num_tokens: int, newest: int) -> TrainBatch:

@@ -62,8 +62,9 @@ PICTURE = "learning_curve.png"
 class ProgressLine(TrainerCallback):
     """Shows the progress of training: a line, in a notebook with the learning curve."""
 
-    def __init__(self, trainer: Progressing, console: Console, quiet: bool = False):
-        self.trainer, self.console, self.quiet = trainer, console, quiet
+    def __init__(self, trainer: Progressing, console: Console | None = None, quiet: bool = False):
+        self.trainer, self.quiet = trainer, quiet
+        self.console = console or Console(stderr=True)
         self.step = 0
         self.evaluation: float | None = None
         self._progress: Progress | None = None

@@ -27,6 +27,7 @@ from verifiers.runtime.bounded import read_text
 from verifiers.runtime.install_lines import install_line
 from verifiers.storage.files import atomic_write
 from verifiers_trainer.algorithm.batch import Group
+from verifiers_trainer.settings.cross_field_rules import trackers
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -47,9 +48,10 @@ FACTORIES: dict[str, Callable[[], TrainerCallback]] = {}
 """Additional trackers: name -> factory of the callback."""
 
 
-def installed(names: Sequence[str]) -> list[str]:
-    """``names`` without the trackers whose package is missing, each of which is a warning with the
-    command."""
+def installed(report_to: str | Sequence[str] | None) -> list[str]:
+    """The trackers in ``report_to`` without those whose package is missing, each of which is a
+    warning with the command."""
+    names = trackers(report_to)
     modules = {
         "wandb": ("wandb",),
         "trackio": ("trackio",),
