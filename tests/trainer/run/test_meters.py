@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.embedded import small_model
 from support.pipeline import pipeline_config
 from verifiers.errors import ConfigError, TooManyFaults
 from verifiers.rollouts.rollout import Rollout
@@ -18,6 +19,9 @@ from verifiers_trainer.distributed.devices import DATA_SHEETS, sheet_of
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
 from verifiers_trainer.pipeline.schedule import Signal
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.policy.logprobs import install_logprob_forward
+from verifiers_trainer.policy.scoring import scored
+from verifiers_trainer.run import sanity_checks
 from verifiers_trainer.run.recorder import alarms, flops_utilisation
 from verifiers_trainer.run.sanity_checks import Agreement
 
@@ -330,3 +334,19 @@ def test_with_rewards_of_turns_or_another_gamma_nothing_is_said(caplog, settings
     """Negative control."""
     SignalMeter(pipeline_config(**settings), Signal()).note_batch([rollouts_of_turns(2, rewards)])
     assert not caplog.records
+
+
+def test_noise_is_that_of_all_answers_of_a_canary_and_of_at_most_four_rows_of_a_step():
+    model = small_model().bfloat16()
+    install_logprob_forward(model)
+    answers = [Turn(np.full(6, 5 + n), np.full(6, 9), np.full(6, -1.0), 0) for n in range(9)]
+
+    def noise_of(*indices):
+        conversations = [[answers[n]] for n in indices]
+        return sanity_checks.noise_of(model, scored(model, conversations, 0, "cpu"))
+
+    each = [noise_of(n) for n in range(9)]
+    assert len({total for total, _ in each}) > 5
+    assert noise_of(0, 1) == pytest.approx(np.sum(each[:2], axis=0))
+    assert noise_of(*range(9))[1] == 4 * 6
+    assert noise_of(0, 1)[0] != pytest.approx(2 * each[0][0])  # negative control: the first alone

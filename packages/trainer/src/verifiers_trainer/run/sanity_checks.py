@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
     from verifiers_trainer.run.context import TrainingRun
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 DUMPED = ("token_ids", "sampler_logprobs", "advantage", "weight", "version")
@@ -51,6 +53,8 @@ FP32_NOISE = 2.5e-5
 """Nats per token that sampler and trainer may differ by in float32, or less."""
 END = 4.0
 """Multiple of the noise at which a disagreement of sampler and trainer ends the run."""
+NUM_NOISE_ROWS = 4
+"""Most rows on which rounding is measured, each by two forward passes."""
 NUM_FIRST = 4
 """Comparisons after which the noise is as the sampler and the trainer had it in these."""
 
@@ -160,14 +164,23 @@ def _is_of(turn: Turn, version: int) -> bool:
 def noise_of(
     model: torch.nn.Module, meter: RatioMeter, dtype: torch.dtype | None = None
 ) -> list[float]:
-    """The rounding noise of the compared tokens of a row that has any, as computed or of a dtype:
-    [sum in nats, tokens]."""
-    row, _, current = next((row for row in meter.rows if row[2].any()), meter.rows[0])
-    device = next(model.parameters()).device
-    tensors = row.to_tensors() if isinstance(row, PackedRow) else row
-    arguments = {name: value.to(device) for name, value in forward_arguments(tensors).items()}
-    noise = rounding_noise(model, arguments, dtype).to(current.device)[current]
-    return [float(noise.sum()), float(current.sum())]
+    """The rounding noise of the compared tokens of some rows, as computed or of a dtype: [sum in
+    nats, tokens]. Of several, since it differs by the text: certain tokens have hardly any."""
+    total = count = 0.0
+    for packed, _, current in _spread([row for row in meter.rows if row[2].any()]):
+        tensors = packed.to_tensors() if isinstance(packed, PackedRow) else packed
+        device = next(model.parameters()).device
+        arguments = {name: value.to(device) for name, value in forward_arguments(tensors).items()}
+        noise = rounding_noise(model, arguments, dtype).to(current.device)[current]
+        total, count = total + float(noise.sum()), count + float(current.sum())
+    return [total, count]
+
+
+def _spread(rows: Sequence[T]) -> list[T]:
+    """At most ``NUM_NOISE_ROWS``, the first and the last with them."""
+    if len(rows) <= NUM_NOISE_ROWS:
+        return list(rows)
+    return [rows[i] for i in np.linspace(0, len(rows) - 1, NUM_NOISE_ROWS).astype(int)]
 
 
 def mean_noise(
