@@ -27,6 +27,8 @@ FAMILIES = {
     "seed_oss": {},
     "gemma2": {"query_pre_attn_scalar": 16, "sliding_window": 8},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    "phimoe": {"num_local_experts": 4, "router_jitter_noise": 0.3},
+    "mixtral": {"num_local_experts": 4, "router_jitter_noise": 0.3},
 }
 DROPS = {"gpt2": "resid_pdrop", "opt": "dropout", "seed_oss": "residual_dropout"}
 
@@ -96,6 +98,31 @@ def test_nothing_is_drawn_in_training_mode_and_the_saved_configuration_keeps_its
         saved = json.loads((tmp_path / str(number) / "config.json").read_text())
         assert saved[DROPS[name]] == 0.3
     assert getattr(model.config, DROPS[name]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "is_read_outside_of_training"), [("phimoe", True), ("mixtral", False)]
+)
+def test_a_router_with_a_jitter_draws_nothing_and_routes_as_the_model_that_is_saved(
+    folder_of, tmp_path, name, is_read_outside_of_training
+):
+    folder, tokens = folder_of(name), torch.arange(5, 17)[None]
+    stock = AutoModelForCausalLM.from_pretrained(folder).eval()
+    expected = stock(input_ids=tokens).logits
+    first, again = training_outputs(get_model(str(folder)))
+    assert not torch.equal(first, again), "negative control: it draws"
+
+    model = prepare(get_model(str(folder)), settings(tmp_path), None)
+
+    for output in training_outputs(model):
+        assert torch.equal(output, expected)
+    assert model.training
+    # negative control: with the number at 0 Phi's router chooses otherwise
+    for module in stock.modules():
+        if hasattr(module, "router_jitter_noise"):
+            module.router_jitter_noise = 0.0
+    differs = not torch.equal(stock(input_ids=tokens).logits, expected)
+    assert differs == is_read_outside_of_training
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])

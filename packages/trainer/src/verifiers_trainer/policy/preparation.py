@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -454,22 +455,30 @@ def _targets(config: RLConfig, model: nn.Module) -> str | list[str]:
     return rf"{re.escape(name)}\.(.*\.)?({'|'.join(map(re.escape, ends))})"
 
 
-_RANDOM = re.compile(r"(^|_)(dropout|drop|pdrop|layerdrop|jitter|drop_path)(_|$)")
+_RANDOM = re.compile(r"(^|_)(dropout|drop|pdrop|layerdrop|drop_path)(_|$)")
 """Names of numbers by which modelling code of transformers draws in training mode: those of its
 configurations and of its modules' attributes."""
+_JITTER = re.compile(r"(^|_)jitter(_|$)")
+"""Names of the same kind that a router may read in evaluation mode too, as Phi's does: they stay,
+and the router leaves training mode."""
 _switched_off: dict[int, tuple[Any, dict[str, float]]] = {}
 """By identity (they have no hash): configurations with their numbers that ``disable_dropout`` set
 to 0, and that saved weights keep."""
 
 
-def _is_random(name: str, value: object) -> bool:
-    return isinstance(value, float) and value > 0 and bool(_RANDOM.search(name))
+def _is_random(name: str, value: object, names: re.Pattern[str] = _RANDOM) -> bool:
+    return isinstance(value, float) and value > 0 and bool(names.search(name))
+
+
+def _evaluating(module: nn.Module, mode: bool = True) -> nn.Module:
+    """``Module.train`` of what stays in evaluation mode."""
+    return type(module).train(module, mode=False)
 
 
 def _disable_dropout(model: nn.Module) -> None:
     """Set every probability of training mode to 0: of dropout modules, and the numbers in modules
     and configurations that functions read (``attention_dropout``, ``resid_pdrop``, ``layerdrop``,
-    ``router_jitter_noise``, …)."""
+    …). Routers with a jitter stay in evaluation mode."""
     configs: dict[int, Any] = {}
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -477,6 +486,9 @@ def _disable_dropout(model: nn.Module) -> None:
         for name, value in list(vars(module).items()):
             if _is_random(name, value):
                 setattr(module, name, 0.0)
+            if _is_random(name, value, _JITTER):
+                vars(module)["train"] = MethodType(_evaluating, module)
+                module.eval()
         if isinstance(config := getattr(module, "config", None), PreTrainedConfig):
             configs[id(config)] = config
     for identity, config in configs.items():
