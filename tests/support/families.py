@@ -187,7 +187,7 @@ def trained(name: str, kind: str, base: Path, folder: Path) -> Trained:
             packs = _two_and_one(kind, base, folder)
             apart = _reloads(kind, base, folder)
     except Exception as error:  # noqa: BLE001 - told, whatever it is
-        why = " ".join(str(error).split())[:300]
+        why = " ".join(str(error).replace(f"{folder}/", "").split())[:300]
         is_refusal = "use a vLLM server" in why
         return Trained(
             name, kind, "vLLM only" if is_refusal else "not", None, f"{type(error).__name__}: {why}"
