@@ -150,7 +150,9 @@ def test_constructing_starts_nothing(tmp_path):
         assert env.tool_defs == []
 
 
-def test_one_set_serves_all_rollouts_and_all_runs_and_ends_with_the_environment(tmp_path):
+def test_one_set_serves_all_rollouts_and_all_runs_and_ends_with_the_environment(
+    tmp_path, shadowed_modules
+):
     starts = tmp_path / "starts"
     rows = [{"question": str(i), "answer": ""} for i in range(4)]
     with (

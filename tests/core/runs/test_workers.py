@@ -117,7 +117,7 @@ def test_rows_are_those_that_this_process_would_have_made(game):
     assert {s["pid"] for s in there["states"]}.isdisjoint({os.getpid()})
 
 
-def test_both_workers_play(game):
+def test_both_workers_play(game, shadowed_modules):
     states = run(game(seconds=0.05))["states"]
     assert len({state["pid"] for state in states}) == 2
 

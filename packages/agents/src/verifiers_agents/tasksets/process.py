@@ -142,7 +142,7 @@ class TasksetProcess:
         environment = {**os.environ, "VF_TASKSET_KEY": "unused", "PYTHONUNBUFFERED": "1"}
         try:
             return subprocess.Popen(
-                [self._source.python, "-c", program],
+                [self._source.python, "-P", "-c", program],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -158,7 +158,7 @@ class FakeServer(ModelServer):
 
     def _start_child(self) -> None:
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "verifiers.testing.server"],
+            [sys.executable, "-P", "-m", "verifiers.testing.server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -121,7 +121,7 @@ def run_all(
     for number, run in enumerate(runs, 1):
         echo(f"run {number} of {len(runs)}: {run.name}")
         arguments = [*words, *run.words, f"--output-dir={folder / run.name}", *options]
-        command = [sys.executable, "-m", "verifiers_trainer.cli.train", *arguments]
+        command = [sys.executable, "-P", "-m", "verifiers_trainer.cli.train", *arguments]
         with Signals() as signals:
             child = Child(run.name, command, {}, echo)
             try:

@@ -231,7 +231,7 @@ def server_words(plan: Plan, port: int, decision: Decision) -> list[str]:
         flags.setdefault("max_cpu_loras", lag + 4)
     else:
         options.append("--no-lora")
-    return [sys.executable, "-m", "verifiers_trainer.cli.vllm", *options, *as_flags(flags)]
+    return [sys.executable, "-P", "-m", "verifiers_trainer.cli.vllm", *options, *as_flags(flags)]
 
 
 def served_name(model: str) -> str:
@@ -250,7 +250,7 @@ def trainer_words(decision: Decision, words: Sequence[str]) -> list[str]:
     if (count := len(decision.trainer_devices)) > 1:
         start = ["-m", "accelerate.commands.launch", "--num_processes", str(count), "--multi_gpu"]
         return [sys.executable, *start, *module, *words]
-    return [sys.executable, *module, *words]
+    return [sys.executable, "-P", *module, *words]
 
 
 def _on(devices: Sequence[str]) -> dict[str, str]:

@@ -37,7 +37,7 @@ def start(
             f"there is a tmux session {name}: end it (tmux -L {name} kill-server), or give --tmux"
             " OTHER"
         )
-    panes = [shlex.join([sys.executable, "-m", "verifiers_trainer.cli.train", *words])]
+    panes = [shlex.join([sys.executable, "-P", "-m", "verifiers_trainer.cli.train", *words])]
     if server_log is not None:
         panes.append(shlex.join(["tail", "-n", "+1", "-F", str(server_log.absolute())]))
     command = [*tmux, "start-server", ";", "set-option", "-g", "remain-on-exit", "on", ";"]

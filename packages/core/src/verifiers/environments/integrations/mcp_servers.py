@@ -679,8 +679,7 @@ def _reaped(command: list[str], environment: Mapping[str, str]) -> list[str]:
     if shutil.which(command[0], path=environment.get("PATH")) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     return [
-        sys.executable,
-        "-c",
+        *(sys.executable, "-P", "-c"),
         _REAP.format(root=str(Path(verifiers.__file__).parents[1])),
         *command,
     ]

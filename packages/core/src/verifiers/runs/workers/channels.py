@@ -106,8 +106,7 @@ class ProcessChannel(StreamChannel):
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *(
-                    "-m",
-                    "verifiers.runs.workers",
+                    *("-P", "-m", "verifiers.runs.workers"),
                     str(theirs.fileno()),
                     str(pulse.fileno()),
                     str(silent_s),

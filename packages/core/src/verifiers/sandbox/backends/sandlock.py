@@ -82,8 +82,7 @@ class _SupervisedProcesses:
             self._supervisor = subprocess.Popen(  # noqa: ASYNC220  (milliseconds)
                 [
                     sys.executable,
-                    "-c",
-                    RUN_SUPERVISOR,
+                    *("-P", "-c", RUN_SUPERVISOR),
                     str(theirs.fileno()),
                     json.dumps(self._policy()),
                 ],
