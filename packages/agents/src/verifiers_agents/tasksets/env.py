@@ -30,7 +30,14 @@ from verifiers_agents.conversation import Role
 from verifiers_agents.gateway import Route
 from verifiers_agents.process import AgentProcess
 from verifiers_agents.tasksets.folders import python_of
-from verifiers_agents.tasksets.process import Episode, Source, Task, TasksetProcess, Trace
+from verifiers_agents.tasksets.process import (
+    Episode,
+    Opened,
+    Source,
+    Task,
+    TasksetProcess,
+    Trace,
+)
 from verifiers_agents.turns import (
     FIRST,
     MAX_IDLE_S,
@@ -99,14 +106,12 @@ class TasksetEnv(AgentTurns):
         self._lock = threading.Lock()
         self._processes: dict[str, TasksetProcess] = {}
         self._sources: dict[str, Source] = {}
-        rows = self._open("dataset", executable, config, max_turns, max_tasks)
-        parameters["dataset"] = rows
+        opened = self._read("dataset", executable, config, max_turns, max_tasks)
+        parameters["dataset"] = [_row(task, "dataset") for task in opened["tasks"]]
         if eval_config is not None:
             merged = {**(config or {}), **eval_config}
-            parameters["eval_dataset"] = self._open(
-                "eval_dataset", executable, merged, max_turns, max_tasks
-            )
-        opened = self._processes["dataset"].opened
+            evaluation = self._read("eval_dataset", executable, merged, max_turns, max_tasks)
+            parameters["eval_dataset"] = [_row(t, "eval_dataset") for t in evaluation["tasks"]]
         self.verifiers_version = opened["version"]
         if role is not None and role not in opened["roles"]:
             raise ConfigError(
@@ -128,15 +133,15 @@ class TasksetEnv(AgentTurns):
         for metric in METRICS:
             self.monitor_rubric.add_metric(metric)
 
-    def _open(
+    def _read(
         self,
         which: str,
         python: str,
         config: Mapping[str, object] | None,
         max_turns: int,
         max_tasks: int | None,
-    ) -> list[dict[str, object]]:
-        """Start a process, and read its tasks as rows."""
+    ) -> Opened:
+        """What a process says of the taskset; it ends with that, and rollouts start another."""
         settings = copy.deepcopy(dict(config or {}))
         of_taskset = settings.setdefault("taskset", {})
         if not isinstance(of_taskset, dict) or of_taskset.get("id", self.taskset) != self.taskset:
@@ -148,17 +153,19 @@ class TasksetEnv(AgentTurns):
         of_taskset["id"] = self.taskset
         source = Source(python, settings, max_tasks, max_turns if max_turns > 0 else None)
         self._sources[which] = source
-        process = self._processes[which] = TasksetProcess(source)
+        process = TasksetProcess(source)
+        process.close()
         if not process.opened["tasks"]:
             raise ConfigError(f"the taskset {self.taskset!r} has no tasks", key="taskset")
-        return [_row(task, which) for task in process.opened["tasks"]]
+        return process.opened
 
     def _running_process(self, which: str) -> TasksetProcess:
         """The process of a set of rows; another one if it has ended. Blocks."""
         with self._lock:
-            if not self._processes[which].is_alive:
-                self._processes[which] = TasksetProcess(self._sources[which])
-            return self._processes[which]
+            process = self._processes.get(which)
+            if process is None or not process.is_alive:
+                process = self._processes[which] = TasksetProcess(self._sources[which])
+            return process
 
     def identity(self) -> dict[str, object]:
         """The parameters, and the version of the taskset's verifiers."""

@@ -98,7 +98,8 @@ class TasksetProcess:
         """Whether no answer comes any more; read and set under the lock."""
         self._output = threading.Thread(target=self._read_output, name=THREAD, daemon=True)
         self._output.start()
-        threading.Thread(target=self._read_answers, name=THREAD, daemon=True).start()
+        self._answers = threading.Thread(target=self._read_answers, name=THREAD, daemon=True)
+        self._answers.start()
         limits = {"max_tasks": source.max_tasks, "max_turns": source.max_turns}
         opened = self._ask(0, {"config": source.config, **limits})
         try:
@@ -136,6 +137,7 @@ class TasksetProcess:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self._answers.join(LAST_WORDS_S)
 
     def _start(self) -> subprocess.Popen[bytes]:
         program = resources.files(__package__).joinpath("bridge.py").read_text(encoding="utf-8")
