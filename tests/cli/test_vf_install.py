@@ -310,7 +310,7 @@ def test_on_a_terminal_it_asks_before_it_takes_a_package_that_declares_no_enviro
 ):
     script = (
         "from verifiers.cli.common.command import Call\nfrom verifiers.cli.install.command import"
-        " _agrees\nprint(_agrees(Call([], {}), 'game 1.0 declares no entry point'))"
+        " _agrees\nprint(_agrees(Call([]), 'game 1.0 declares no entry point'))"
     )
     ours, theirs = os.openpty()
     with os.fdopen(ours, "r+b", buffering=0) as terminal:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from verifiers.cli.common.command import Call
 from verifiers.cli.install import installer
+from verifiers.cli.install.sources import InstallSettings
 from verifiers.errors import ConfigError
 from verifiers_agents.agent import (
     Agent,
@@ -25,7 +26,7 @@ from verifiers_agents.agent import (
 )
 
 
-def install_agent(call: Call, name: str) -> None:
+def install_agent(call: Call, name: str, settings: InstallSettings) -> None:
     """Install the agent ``name`` or ``name@version``. *Raises* ConfigError, RunError."""
     if call.words:
         raise ConfigError(f"--agent takes one name and no environment, not {' '.join(call.words)}")
@@ -35,7 +36,7 @@ def install_agent(call: Call, name: str) -> None:
             f"the agent {agent.name!r} is not installed by this command: it names no package"
         )
     present = installed_versions(agent)
-    if not call.options["upgrade"] and (version in present if version else present):
+    if not settings.upgrade and (version in present if version else present):
         installation = find_installed(agent, version)
         _print_result(
             call,
@@ -46,7 +47,7 @@ def install_agent(call: Call, name: str) -> None:
         )
         return
     folder = agents_folder() / agent.name
-    if call.options["dry_run"]:
+    if settings.dry_run:
         command = _command(agent, version, folder / (version or "VERSION"))
         call.facts |= {"command": installer.command_line(command), "distribution": agent.package}
         call.say(installer.command_line(command))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from verifiers.cli.common.command import Call
 from verifiers.cli.install import installer
+from verifiers.cli.install.sources import InstallSettings
 from verifiers.environments.local_sources import normalize_name
 from verifiers.errors import ConfigError
 from verifiers.runtime.folders import user_cache_folder
@@ -53,7 +54,7 @@ def _python_in(folder: Path) -> Path:
     return folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
-def install_taskset(call: Call, requirement: str) -> None:
+def install_taskset(call: Call, requirement: str, settings: InstallSettings) -> None:
     """Install a taskset, by the name of its package or its folder, with its verifiers.
 
     *Raises* ConfigError, RunError.
@@ -64,7 +65,7 @@ def install_taskset(call: Call, requirement: str) -> None:
     )
     target = tasksets_folder() / name
     package = str(source.resolve()) if source.exists() else requirement
-    if _python_in(target).exists() and not call.options["upgrade"]:
+    if _python_in(target).exists() and not settings.upgrade:
         call.facts |= {"distribution": name, "python": str(_python_in(target))}
         call.say(f"{name} is installed already (--upgrade installs it anew): {target}")
         return
@@ -77,7 +78,7 @@ def install_taskset(call: Call, requirement: str) -> None:
         [uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, str(folder)],
         [uv, "pip", "install", "--python", python, *LIBRARY, package],
     ]
-    if call.options["dry_run"]:
+    if settings.dry_run:
         lines = list(map(installer.command_line, commands))
         call.facts |= {"command": " && ".join(lines), "distribution": name}
         call.say("\n".join(lines))

@@ -6,14 +6,15 @@ With ``-m`` it also measures which rows a model can learn from. The audit itself
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
-
-from verifiers.cli.common.command import Call, SmallCommand, one_word, option
+from verifiers.cli.common.command import Call, SmallCommand, one_word
 from verifiers.cli.common.streams import CheckFailed
 from verifiers.errors import ConfigError
+from verifiers.runtime.notations import NotNegative, Table, Text, Variable
+from verifiers.runtime.values import Count, Number, Range, option
 
 if TYPE_CHECKING:
     from verifiers.cli.evaluate.options import EvalSettings
@@ -38,34 +39,58 @@ KEYS = (
 ).split()
 
 
-def run(call: Call) -> None:
-    """Audit the environment. *Raises* ``UsageError``; ``CheckFailed`` that names what was found."""
-    from dataclasses import replace
+@dataclass(frozen=True)
+class AuditSettings:
+    """The flags of ``vf-audit``."""
 
+    env_args: Table = option({}, "Arguments of the environment's loader.", "-a", metavar="JSON")
+    env_dir_path: Text = option(
+        "./environments", "Folder of environments not installed.", "-p", metavar="DIR"
+    )
+    num_examples: Count = option(8, "Rows that are tried.", "-n")
+    seed: int = option(0, "Chooses the rows and the search.")
+    search: Number = option(120, "Programs that the search tries.")
+    budget: Annotated[float, Range(ge=1)] = option(60.0, "Time limit.", metavar="SECONDS")
+    certify: bool = option(
+        False, "Store the result beside the package; vf-install --list shows it."
+    )
+    model: Text | None = option(
+        None, "Also profile the training rows with this model.", "-m", metavar="NAME"
+    )
+    api_base_url: Text | None = option(None, "Endpoint of the model.", "-b", metavar="URL")
+    api_key_var: Variable | None = option(None, "Variable that holds its key.", "-k")
+    rows: Annotated[int, Range(ge=-1)] = option(50, "Training rows that are profiled; -1 = all.")
+    rollouts_per_example: Annotated[int, Range(ge=2)] = option(8, "Rollouts of each row.", "-r")
+    max_tokens: Count | None = option(None, "Tokens per response.", "-t")
+    temperature: NotNegative = option(1.0, "Sampling temperature.", "-T")
+    keep: Text | None = option(None, "Write the rows that are useful to the model.", metavar="FILE")
+
+
+def run(call: Call, settings: AuditSettings) -> None:
+    """Audit the environment. *Raises* ``UsageError``; ``CheckFailed`` that names what was found."""
     from verifiers.checks import audit_environment
     from verifiers.checks.audit.rfc008 import rfc008
-    from verifiers.cli.evaluate.options import EvalSettings, env_args_of
+    from verifiers.cli.evaluate.options import EvalSettings
     from verifiers.cli.evaluate.planning import builder
 
-    env_id, options = one_word(call, "one environment: vf-audit ENV"), call.options
-    arguments = env_args_of(options["env_args"])
-    if options["keep"] and options["model"] is None:
+    env_id = one_word(call, "one environment: vf-audit ENV")
+    if settings.keep and settings.model is None:
         raise ConfigError("--keep writes the rows that are useful to a model; name it with -m")
-    if arguments and options["certify"]:
+    if settings.env_args and settings.certify:
         raise ConfigError("--certify stores the audit of the default arguments; leave -a out")
-    names = "model api_base_url api_key_var env_dir_path max_tokens temperature".split()
-    settings = EvalSettings(env_args=arguments, **{name: options[name] for name in names})
-    build = builder(env_id, settings)
+    shared = "env_args model api_base_url api_key_var env_dir_path max_tokens temperature".split()
+    asked = EvalSettings(**{name: getattr(settings, name) for name in shared})
+    build = builder(env_id, asked)
     report = audit_environment(
         build,
-        n=options["num_examples"],
-        seed=options["seed"],
-        search_steps=options["search"],
-        budget_s=options["budget"],
+        n=settings.num_examples,
+        seed=settings.seed,
+        search_steps=settings.search,
+        budget_s=settings.budget,
     )
     if settings.model is not None and report.num_rows:
-        report = replace(report, profile=_profile(call, build(), settings))
-    if options["certify"]:
+        report = replace(report, profile=_profile(call, build(), settings, asked))
+    if settings.certify:
         from verifiers.checks.audit.certificate import write_certificate
 
         call.facts["certificate"] = str(write_certificate(report, env_id))
@@ -79,30 +104,32 @@ def run(call: Call) -> None:
         raise CheckFailed(f"{report.environment}: {', '.join(codes)}", names=codes)
 
 
-def _profile(call: Call, env: Environment, settings: EvalSettings) -> tuple[Any, ...]:
+def _profile(
+    call: Call, env: Environment, settings: AuditSettings, asked: EvalSettings
+) -> tuple[Any, ...]:
     """Run the model on the training rows; write the useful rows to ``--keep``."""
     from verifiers.checks.audit.profile import profile_rows, write_useful
     from verifiers.cli.evaluate.models import choose
     from verifiers.runtime.calls import run_in_private_loop
 
     async def measure() -> Any:
-        choice = await choose(settings).ask()
+        choice = await choose(asked).ask()
         try:
             return await profile_rows(
                 env,
                 choice.client,
                 choice.model or "",
-                num_rows=call.options["rows"],
-                rollouts_per_example=call.options["rollouts_per_example"],
-                **settings.sampling(),
+                num_rows=settings.rows,
+                rollouts_per_example=settings.rollouts_per_example,
+                **asked.sampling(),
             )
         finally:
             await env.aclose()
             await choice.client.aclose()
 
     examples, profiles = run_in_private_loop(measure)
-    if call.options["keep"]:
-        path = Path(call.options["keep"])
+    if settings.keep:
+        path = Path(settings.keep)
         num_useful = write_useful(path, examples, profiles, env, settings.model)
         call.facts["kept"] = {"path": str(path), "rows": num_useful}
         call.note(
@@ -116,28 +143,7 @@ COMMAND = SmallCommand(
     name="vf-audit",
     about=ABOUT,
     metavar="ENV",
-    options=[
-        option("-a --env-args", "Arguments of the environment's loader.", metavar="JSON"),
-        option(
-            "-p --env-dir-path",
-            "Folder of environments not installed.",
-            "./environments",
-            metavar="DIR",
-        ),
-        option("-n --num-examples", "Rows that are tried.", 8, type=click.IntRange(1)),
-        option("--seed", "Chooses the rows and the search.", 0),
-        option("--search", "Programs that the search tries.", 120, type=click.IntRange(0)),
-        option("--budget", "Time limit.", 60.0, type=click.FloatRange(1), metavar="SECONDS"),
-        option("--certify", "Store the result beside the package; vf-install --list shows it."),
-        option("-m --model", "Also profile the training rows with this model.", metavar="NAME"),
-        option("-b --api-base-url", "Endpoint of the model.", metavar="URL"),
-        option("-k --api-key-var", "Variable that holds its key.", metavar="NAME"),
-        option("--rows", "Training rows that are profiled; -1 = all.", 50, type=click.IntRange(-1)),
-        option("-r --rollouts-per-example", "Rollouts of each row.", 8, type=click.IntRange(2)),
-        option("-t --max-tokens", "Tokens per response.", type=click.IntRange(1)),
-        option("-T --temperature", "Sampling temperature.", 1.0, type=click.FloatRange(0)),
-        option("--keep", "Write the rows that are useful to the model.", metavar="FILE"),
-    ],
+    options=AuditSettings,
     keys=KEYS,
     action=run,
 )

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verifiers.cli.common.command import Call, SmallCommand, one_word, option
-from verifiers.cli.common.completion import paths, words
+from verifiers.cli.common.command import Call, SmallCommand, one_word
 from verifiers.cli.common.writing import write_files
 from verifiers.cli.install.project_files import Workspace, find_workspace
-from verifiers.cli.scaffold import TABLE, TEMPLATES, Names, parse_name, render
+from verifiers.cli.scaffold import TABLE, TEMPLATES, Names, Template, parse_name, render
 from verifiers.errors import ConfigError
 from verifiers.runtime.install_lines import CORE, origin_of
-from verifiers.runtime.suggest import closest
+from verifiers.runtime.values import option
 
 if TYPE_CHECKING:
     from verifiers.cli.table import Questions
@@ -59,17 +58,43 @@ class Target:
         return path.relative_to(here).as_posix() if path.is_relative_to(here) else str(self.folder)
 
 
-def run(call: Call) -> None:
+@dataclass(frozen=True)
+class InitSettings:
+    """The flags of ``vf-init``."""
+
+    path: str | None = option(
+        None,
+        "Parent of the package's folder [packages/envs of a workspace, else ./environments].",
+        "-p",
+        metavar="DIR",
+    )
+    multi_file: bool = option(False, "Put data and rewards into separate modules.")
+    rewrite_readme: bool = option(False, "Replace an existing README.")
+    template: Template = option("single", f"Template: {', '.join(TEMPLATES)}.", metavar="NAME")
+    no_tests: bool = option(False, "Write no test.")
+    table: str | None = option(
+        None,
+        "Make it of a table of questions and answers: .csv, .tsv, .jsonl, .json, .xlsx, .parquet.",
+        key="from",
+        metavar="FILE",
+    )
+    question_column: str | None = option(
+        None, "Column of the questions [seen from the names].", metavar="NAME"
+    )
+    answer_column: str | None = option(
+        None, "Column of the answers [seen from the names].", metavar="NAME"
+    )
+    answer_separator: str | None = option(
+        None, "What separates several right answers in a cell, or none [seen from the cells]."
+    )
+    judge: bool = option(False, "Ask a model about answers that are not exactly right.")
+
+
+def run(call: Call, settings: InitSettings) -> None:
     """Create the package. *Raises* ``ConfigError``, with nothing written."""
     names = parse_name(one_word(call, "the name of the environment: vf-init NAME"))
-    template = call.options["template"]
-    if template not in TEMPLATES:
-        raise ConfigError(
-            f"--template must be one of {', '.join(TEMPLATES)}, not"
-            f" {template!r}{closest(template, TEMPLATES)}"
-        )
-    questions = questions_of(call)
-    target = locate(names, call.options["path"])
+    questions = questions_of(settings)
+    target = locate(names, settings.path)
     if questions is not None and os.path.lexists(target.folder):
         raise ConfigError(
             f"{target.relative} exists; --from makes a new package: choose another name, or remove"
@@ -79,47 +104,46 @@ def run(call: Call) -> None:
     workspace = target.workspace
     files = render(
         names,
-        TABLE if questions else template,
+        TABLE if questions else settings.template,
         folder=target.relative,
-        multi_file=call.options["multi_file"],
-        tests=not call.options["no_tests"],
+        multi_file=settings.multi_file,
+        tests=not settings.no_tests,
         member=workspace is not None and any(p.name == CORE for p in workspace.projects()),
         source=source_of_library(target.folder),
         questions=questions,
-        judge_model=JUDGE if call.options["judge"] else None,
+        judge_model=JUDGE if settings.judge else None,
     )
-    replaceable = [README] if call.options["rewrite_readme"] else []
+    replaceable = [README] if settings.rewrite_readme else []
     outcomes = write_files(target.base, target.folder, files, replaceable)
     call.facts |= {"id": names.id, "path": str(target.folder), "files": outcomes}
     if questions is not None:
         call.facts["table"] = questions.facts()
-    _print_result(call, names, target, outcomes, questions)
+    _print_result(call, settings, names, target, outcomes, questions)
 
 
-def questions_of(call: Call) -> Questions | None:
+def questions_of(settings: InitSettings) -> Questions | None:
     """The questions of ``--from``; None without it.
 
     *Raises* ``ConfigError``, also for an option that needs it or does not go with it.
     """
-    options = call.options
     flags = ("judge", "question_column", "answer_column", "answer_separator")
-    if options["from"] is None:
+    if settings.table is None:
         for name in flags:
-            if options[name] not in (None, False):
+            if getattr(settings, name) not in (None, False):
                 raise ConfigError(f"--{name.replace('_', '-')} needs a table: --from FILE")
         return None
-    if options["template"] != "single" or options["multi_file"]:
+    if settings.template != "single" or settings.multi_file:
         raise ConfigError(
             "--from makes a package of its own, with several modules: leave out --template and"
             " --multi-file"
         )
-    separator = options["answer_separator"]
+    separator = settings.answer_separator
     from verifiers.cli.table import read_questions  # loads numpy
 
     return read_questions(
-        Path(options["from"]).expanduser(),
-        options["question_column"],
-        options["answer_column"],
+        Path(settings.table).expanduser(),
+        settings.question_column,
+        settings.answer_column,
         "" if separator == "none" else separator,
     )
 
@@ -163,6 +187,7 @@ def source_of_library(folder: Path) -> str | None:
 
 def _print_result(
     call: Call,
+    settings: InitSettings,
     names: Names,
     target: Target,
     outcomes: Mapping[str, str],
@@ -172,7 +197,7 @@ def _print_result(
     call.say(f"{names.id} in {target.relative}")
     for name, outcome in outcomes.items():
         call.say(f"  {outcome:<9} {name}")
-    for sentence in questions.sentences(has_judge=call.options["judge"]) if questions else ():
+    for sentence in questions.sentences(has_judge=settings.judge) if questions else ():
         call.say(sentence)
     if existing := [name for name, outcome in outcomes.items() if outcome == "kept"]:
         call.note(f"vf-init: {len(existing)} files existed already and are unchanged")
@@ -180,7 +205,7 @@ def _print_result(
             call.note("vf-init: --rewrite-readme replaces the README")
     where = shlex.quote(target.relative)
     call.say("Next:")
-    call.say(f"  vf-install {names.id if call.options['path'] is None else where}")
+    call.say(f"  vf-install {names.id if settings.path is None else where}")
     call.say(f"  vf-eval {names.id} -n 3")
     if any(name.startswith("tests/") for name in outcomes):
         call.say(f"  python -m pytest {where}")
@@ -192,41 +217,7 @@ COMMAND = SmallCommand(
     name="vf-init",
     about=ABOUT,
     metavar="NAME",
-    options=[
-        option(
-            "-p --path",
-            "Parent of the package's folder [packages/envs of a workspace, else ./environments].",
-            metavar="DIR",
-            shell_complete=paths,
-        ),
-        option("--multi-file", "Put data and rewards into separate modules."),
-        option("--rewrite-readme", "Replace an existing README."),
-        option(
-            "--template",
-            f"Template: {', '.join(TEMPLATES)}.",
-            "single",
-            metavar="NAME",
-            shell_complete=words(tuple(TEMPLATES)),
-        ),
-        option("--no-tests", "Write no test."),
-        option(
-            "--from",
-            "Make it of a table of questions and answers: .csv, .tsv, .jsonl, .json, .xlsx,"
-            " .parquet.",
-            metavar="FILE",
-            shell_complete=paths,
-        ),
-        option(
-            "--question-column", "Column of the questions [seen from the names].", metavar="NAME"
-        ),
-        option("--answer-column", "Column of the answers [seen from the names].", metavar="NAME"),
-        option(
-            "--answer-separator",
-            "What separates several right answers in a cell, or none [seen from the cells].",
-            metavar="TEXT",
-        ),
-        option("--judge", "Ask a model about answers that are not exactly right."),
-    ],
+    options=InitSettings,
     keys=("id", "path", "files", "table"),
     action=run,
 )

@@ -3,13 +3,14 @@ model but judges."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from verifiers.cli.common.command import Call, SmallCommand, one_word, option
+from verifiers.cli.common.command import Call, SmallCommand, one_word
 from verifiers.errors import ConfigError
+from verifiers.runtime.notations import Table, Text
+from verifiers.runtime.values import Count, option
 
 if TYPE_CHECKING:
     from verifiers.environments.base import Environment
@@ -28,7 +29,24 @@ are given; an environment that is not installed must be given. The metadata of t
 """
 
 
-def run(call: Call) -> None:
+@dataclass(frozen=True)
+class RescoreSettings:
+    """The flags of ``vf-rescore``."""
+
+    env: str | None = option(
+        None, "Environment whose rubric scores [that of the run].", metavar="ID"
+    )
+    env_args: Table = option(
+        {}, "Arguments of its loader, over those of the run.", "-a", metavar="JSON"
+    )
+    env_dir_path: Text = option("./environments", "Folder of environments not installed.", "-p")
+    to: Text | None = option(
+        None, "Directory of the new run [beside the runs of the environment].", metavar="DIR"
+    )
+    max_concurrent: Count = option(32, "Rollouts scored at a time.", "-c")
+
+
+def run(call: Call, settings: RescoreSettings) -> None:
     """Load, score, save and print. *Raises* ``ConfigError``."""
     from verifiers.cli.evaluate.options import EvalSettings
     from verifiers.cli.evaluate.planning import load
@@ -38,14 +56,14 @@ def run(call: Call) -> None:
     from verifiers.runs.options import RunOptions
     from verifiers.runtime.calls import run_in_private_loop
 
-    path, options = Path(one_word(call, "one run: vf-rescore RUN")), call.options
+    path = Path(one_word(call, "one run: vf-rescore RUN"))
     facts = load_results(path, state_columns=()).metadata
-    env_id, env_args = _environment(path, facts, options)
-    env = load(env_id, EvalSettings(env_args=env_args, env_dir_path=options["env_dir_path"]))
+    env_id, env_args = _environment(path, facts, settings)
+    env = load(env_id, EvalSettings(env_args=env_args, env_dir_path=settings.env_dir_path))
     run_options = RunOptions(
-        results_path=options["to"],
-        save_results=options["to"] is None,
-        max_concurrent=options["max_concurrent"],
+        results_path=settings.to,
+        save_results=settings.to is None,
+        max_concurrent=settings.max_concurrent,
         on_log=call.note,
     )
     results = run_in_private_loop(lambda: _scored(env, path, run_options))
@@ -70,21 +88,19 @@ async def _scored(env: Environment, path: Path, options: RunOptions) -> Generate
 
 
 def _environment(
-    path: Path, facts: GenerateMetadata, options: dict[str, Any]
+    path: Path, facts: GenerateMetadata, settings: RescoreSettings
 ) -> tuple[str, dict[str, Any]]:
     """The id and the arguments of the environment: those given over those of the run, which may
     name an installed environment alone. *Raises* ``ConfigError``."""
-    from verifiers.cli.evaluate.options import env_args_of
     from verifiers.environments.registry import find_recorded
     from verifiers.runtime.redaction import HIDDEN
 
-    env_id = options["env"] or facts.env_id
+    env_id = settings.env or facts.env_id
     if not env_id:
         raise ConfigError("the run does not name its environment; name it: --env ID", key="env")
-    if not options["env"]:
-        find_recorded(env_id, path, f"--env {env_id}", options["env_dir_path"])
-    changes = env_args_of(options["env_args"])
-    env_args = {**(facts.env_args if env_id == facts.env_id else {}), **changes}
+    if not settings.env:
+        find_recorded(env_id, path, f"--env {env_id}", settings.env_dir_path)
+    env_args = {**(facts.env_args if env_id == facts.env_id else {}), **settings.env_args}
     if hidden := [name for name, value in env_args.items() if HIDDEN in str(value)]:
         raise ConfigError(
             f"the run does not store secrets: give {hidden[0]!r} again with --env-args",
@@ -97,15 +113,7 @@ COMMAND = SmallCommand(
     name="vf-rescore",
     about=ABOUT,
     metavar="PATH",
-    options=[
-        option("--env", "Environment whose rubric scores [that of the run].", metavar="ID"),
-        option("-a --env-args", "Arguments of its loader, over those of the run.", metavar="JSON"),
-        option("-p --env-dir-path", "Folder of environments not installed.", "./environments"),
-        option(
-            "--to", "Directory of the new run [beside the runs of the environment].", metavar="DIR"
-        ),
-        option("-c --max-concurrent", "Rollouts scored at a time.", 32, type=click.IntRange(1)),
-    ],
+    options=RescoreSettings,
     keys=("run", "origin"),
     action=run,
 )

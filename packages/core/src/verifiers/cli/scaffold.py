@@ -13,7 +13,7 @@ import json
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from verifiers.environments.local_sources import normalize_name
 from verifiers.environments.registry import parse_env_id
@@ -23,6 +23,7 @@ from verifiers.runtime.syntax import parse_python
 if TYPE_CHECKING:
     from verifiers.cli.table import Questions
 
+Template = Literal["single", "multi", "tool", "stateful", "python"]
 TEMPLATES = {
     "single": (
         "Questions with a short answer: a single-turn environment for verifiers that runs offline."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verifiers.cli.common.command import Call, SmallCommand
+from verifiers.cli.common.command import Call, NoSettings, SmallCommand
 from verifiers.errors import ConfigError
 
 ABOUT = """Browse evaluations and training runs in the terminal.
@@ -20,7 +20,7 @@ arrows or h and l show the previous and next rollout, c copies, q quits.
 """
 
 
-def run(call: Call) -> None:
+def run(call: Call, _: NoSettings) -> None:
     """Show the runs until q is pressed. *Raises* ``ConfigError``."""
     from verifiers.view.catalog import Catalog, default_folders
     from verifiers.view.library import Library
@@ -43,7 +43,7 @@ def run(call: Call) -> None:
 
 
 COMMAND = SmallCommand(
-    name="vf-tui", about=ABOUT, metavar="[PATH ...]", options=[], keys=(), action=run
+    name="vf-tui", about=ABOUT, metavar="[PATH ...]", options=NoSettings, keys=(), action=run
 )
 main = COMMAND.main
 

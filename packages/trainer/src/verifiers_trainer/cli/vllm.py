@@ -65,17 +65,18 @@ class VllmSettings:
     dry_run: bool = option(False, "Print the command and stop.")
 
 
-class _Command(SmallCommand):
+class _Command(SmallCommand[VllmSettings]):
     """Keeps the flags of the server."""
 
     __slots__ = ()
 
-    def _read(self, argv: list[str], call: Call) -> None:
+    def _read(self, argv: list[str], call: Call) -> VllmSettings:
         cut = argv.index("--") if "--" in argv else len(argv)
         problems: list[str] = []
-        self._parse(argv[:cut], call, problems)
+        settings = self._parse(argv[:cut], call, problems)
         raise_together(problems)
-        call.options["unchecked"] = argv[cut + 1 :]
+        call.unchecked = argv[cut + 1 :]
+        return settings
 
 
 def serve(call: Call, settings: VllmSettings) -> None:
@@ -94,7 +95,7 @@ def serve(call: Call, settings: VllmSettings) -> None:
         words,
         settings.host,
         settings.port,
-        call.options["unchecked"],
+        call.unchecked,
         with_updates=settings.weight_sync,
         with_lora=settings.lora,
     )

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, NoReturn, TextIO
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Generic, NoReturn, TextIO, TypeVar
 
 import click
 
@@ -28,11 +28,24 @@ from verifiers.cli.common.streams import (
 )
 from verifiers.errors import ConfigError
 from verifiers.runtime.terminal import escape_control
-from verifiers.runtime.values import Range
-from verifiers.runtime.values import option as setting
+from verifiers.runtime.values import Range, option
 
 SCHEMA = 1
-COMMON = ("json", "verbose", "quiet")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class CommonSettings:
+    """The flags of every command."""
+
+    json: bool = option(False, "Print one JSON object on stdout.")
+    verbose: bool = option(False, "Show the traceback of an error.", "-v")
+    quiet: bool = option(False, "Suppress notices.", "-q")
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """The flags of a command that has none of its own."""
 
 
 @dataclass(slots=True)
@@ -41,8 +54,6 @@ class Call:
 
     words: list[str]
     """Positional arguments."""
-    options: dict[str, Any]
-    """Values of the command's options, by name, but for its settings."""
     json: bool = False
     verbose: bool = False
     quiet: bool = False
@@ -51,8 +62,8 @@ class Call:
     """Values of the command's keys in the JSON object."""
     exit_code: int = 0
     """Exit code of an action that raises nothing."""
-    settings: list[object] = field(default_factory=list)
-    """The command's settings, where it has a class of them."""
+    unchecked: list[str] = field(default_factory=list)
+    """Arguments after a bare ``--``, of a command that passes them on."""
 
     def say(self, text: str) -> None:
         """Print a result as text; omitted with ``--json``, where the object holds it."""
@@ -81,17 +92,16 @@ def _answer(facts: dict[str, object], exit_code: int = 0, error: object = None) 
 
 
 @dataclass(frozen=True, slots=True)
-class SmallCommand:
+class SmallCommand(Generic[S]):
     """A command: its name, usage and options, the keys of its JSON object, and its action."""
 
     name: str
     about: str
     metavar: str
-    options: Sequence[click.Option] | type
-    """A dataclass that declares them (``cli.common.flags``), which the action gets, or click's."""
+    options: type[S]
+    """The dataclass that declares them (``cli.common.flags``), which the action gets."""
     keys: Sequence[str]
-    action: Callable[..., None]
-    """``action(call)`` or ``action(call, settings)``."""
+    action: Callable[[Call, S], None]
     complete: Completer | None = None
     """Shell completion of its arguments; by default file paths where the usage names a PATH."""
 
@@ -103,13 +113,12 @@ class SmallCommand:
     def run(self, argv: Iterable[str]) -> int:
         """Run one command line; returns the exit code."""
         argv = list(argv)
-        call = Call([], {}, json="--json" in argv, verbose=bool({"-v", "--verbose"} & {*argv}))
+        call = Call([], json="--json" in argv, verbose=bool({"-v", "--verbose"} & {*argv}))
         code, error = 0, None
         try:
             with results_stream(call.json) as call.out:
                 try:
-                    self._read(argv, call)
-                    self.action(call, *call.settings)
+                    self.action(call, self._read(argv, call))
                     code = call.exit_code
                 except KeyboardInterrupt:
                     code = INTERRUPTED
@@ -130,63 +139,43 @@ class SmallCommand:
 
     def click_command(self) -> click.Command:
         """The click command; unknown options are ignored here, and reported together by `run`."""
-        common = [
-            option("--json", "Print one JSON object on stdout."),
-            option("-v --verbose", "Show the traceback of an error."),
-            option("-q --quiet", "Suppress notices."),
-            version_option(self.name),
-        ]
+        flags = [*click_options(self.options), *click_options(CommonSettings)]
         complete = self.complete or (paths if "PATH" in self.metavar else None)
         settings: dict[str, Any] = {"type": click.UNPROCESSED, "shell_complete": complete}
         words = click.Argument(["words"], nargs=-1, metavar=self.metavar, **settings)
         return click.Command(
             self.name,
-            params=[words, *self._options(), *common],
+            params=[words, *flags, version_option(self.name)],
             help=self.about,
             epilog=f"{EPILOG}\n\n{how_to(self.name)}",
             context_settings={"ignore_unknown_options": True, "max_content_width": 110},
         )
 
-    def _options(self) -> Sequence[click.Option]:
-        return click_options(self.options) if isinstance(self.options, type) else self.options
-
-    def _read(self, argv: list[str], call: Call) -> None:
-        """Fill ``call`` from the command line. *Raises* ``ConfigError`` for all unknown options."""
+    def _read(self, argv: list[str], call: Call) -> S:
+        """Fill ``call`` from the command line; returns the settings. *Raises* ``ConfigError`` for
+        all unknown options."""
         problems: list[str] = []
-        options = long_flags(self._parse(argv, call, problems))
+        settings = self._parse(argv, call, problems)
+        options = long_flags(self.click_command())
         unknown = [word for word in call.words if word.startswith("-") and len(word) > 1]
         flags = [word.partition("=")[0] for word in unknown]
         raise_together([unknown_option(flag, options, self.name) for flag in flags] + problems)
+        return settings
 
-    def _parse(self, argv: list[str], call: Call, problems: list[str]) -> click.Command:
+    def _parse(self, argv: list[str], call: Call, problems: list[str]) -> S:
         """Fill ``call``; unknown options are among its words, sentences about values are appended
         to ``problems``."""
-        command = self.click_command()
         try:
-            with command.make_context(self.name, argv) as context:
+            with self.click_command().make_context(self.name, argv) as context:
                 values = dict(context.params)
         except click.UsageError as error:
             raise ConfigError(error.format_message()) from None
-        call.words = list(values.pop("words"))
-        call.json, call.verbose, call.quiet = (values.pop(name) for name in COMMON)
-        call.options = values
-        if isinstance(self.options, type):
-            of_fields = Fields.of(self.options).by_name(read_flags(self.options, values, problems))
-            call.settings = [self.options(**of_fields)]
-        return command
-
-
-def option(flags: str, help_: str, default: object = None, **settings: Any) -> click.Option:
-    """An option, ``option("-o --out", "Where.", ".")``, whose help names its default; a flag
-    without default and settings."""
-    if default is None:
-        # False would let an option stand without its value
-        is_flag = None if settings else True
-        return click.Option(flags.split(), help=help_, is_flag=is_flag, **settings)
-    if not help_.endswith("]."):
-        text = f"{default:g}" if isinstance(default, float) else default
-        help_ = f"{help_.rstrip('.')} [{text}]."
-    return click.Option(flags.split(), help=help_, default=default, **settings)
+        call.words = list(values["words"])
+        call.json, call.verbose, call.quiet = (
+            bool(values[line.name]) for line in fields(CommonSettings)
+        )
+        typed = read_flags(self.options, values, problems)
+        return self.options(**Fields.of(self.options).by_name(typed))
 
 
 Port = Annotated[int, Range(ge=0, le=65535)]
@@ -196,8 +185,8 @@ Port = Annotated[int, Range(ge=0, le=65535)]
 class Listening:
     """Settings of a command that serves."""
 
-    host: str = setting("127.0.0.1", "Address to listen on.", metavar="ADDRESS")
-    port: Port = setting(8000, "Port; 0 is any free one.")
+    host: str = option("127.0.0.1", "Address to listen on.", metavar="ADDRESS")
+    port: Port = option(8000, "Port; 0 is any free one.")
 
 
 def long_flags(command: click.Command) -> list[str]:

@@ -56,8 +56,12 @@ def _option(key: str, hint: object, option: Option, default: object) -> click.Op
         default=None,
         metavar=metavar,
         help=meaning,
-        shell_complete=paths if key.endswith(("_path", "_dir")) else completer,
+        shell_complete=paths if _is_path(key, metavar) else completer,
     )
+
+
+def _is_path(key: str, metavar: str) -> bool:
+    return key.rpartition("_")[2] in ("path", "dir") or metavar in ("DIR", "FILE")
 
 
 def read_flags(owner: type, typed: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:

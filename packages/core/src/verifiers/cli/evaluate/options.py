@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from verifiers.cli.evaluate.exporting import FORMATS
 from verifiers.environments.keywords import EnvironmentFlags
-from verifiers.errors import ConfigError
 from verifiers.runs.options import ENDING, PLAN, SAVING, Concurrency, SharedOptions
 from verifiers.runtime.notations import (
     ClientType,
@@ -28,7 +27,6 @@ from verifiers.runtime.notations import (
     Table,
     Text,
     Variable,
-    json_table,
     listed,
     read_names,
 )
@@ -294,11 +292,3 @@ def contradictions(settings: EvalSettings) -> list[str]:
     if settings.push_to_hub and not settings.hub_name:
         problems.append("--save-to-hf-hub needs a name: add -D OWNER/NAME")
     return problems
-
-
-def env_args_of(text: str | None) -> dict[str, Any]:
-    """The value of ``--env-args``. *Raises* ConfigError."""
-    try:
-        return json_table(text or "{}")
-    except ValueError as error:
-        raise ConfigError(f"--env-args {error}", key="env_args") from None

@@ -21,12 +21,20 @@ from typing import TYPE_CHECKING, Any
 import click
 import importlib_metadata
 
-from verifiers.cli.common.command import Call, SmallCommand, one_word, option
+from verifiers.cli.common.command import Call, SmallCommand, one_word
 from verifiers.cli.common.completion import items, paths
 from verifiers.cli.install import installer, look_alikes
 from verifiers.cli.install.installed import Resolved, check_installed
 from verifiers.cli.install.installer import Finished, Installer
-from verifiers.cli.install.sources import Installed, Package, Request, choose, known_ids, unknown
+from verifiers.cli.install.sources import (
+    Installed,
+    InstallSettings,
+    Package,
+    Request,
+    choose,
+    known_ids,
+    unknown,
+)
 from verifiers.environments import local_sources, registry
 from verifiers.environments.registry import FoundEnvironment
 from verifiers.errors import ConfigError, RunError
@@ -58,18 +66,18 @@ RUNS_CODE = (
 )
 
 
-def run(call: Call) -> None:
+def run(call: Call, settings: InstallSettings) -> None:
     """Install the environment. *Raises* ``UsageError``, ``RunError``: a tool or import failed."""
-    if call.options["list"]:
+    if settings.list_installed:
         _list(call)
         return
-    if call.options["agent"]:
-        part("install_agent", "vf-install --agent")(call, call.options["agent"])
+    if settings.agent:
+        part("install_agent", "vf-install --agent")(call, settings.agent, settings)
         return
-    if call.options["taskset"]:
-        part("install_taskset", "vf-install --taskset")(call, call.options["taskset"])
+    if settings.taskset:
+        part("install_taskset", "vf-install --taskset")(call, settings.taskset, settings)
         return
-    request = _request(call)
+    request = _request(call, settings)
     choice = choose(request)
     if isinstance(choice, Installed):
         (resolved,) = check_installed([choice.env_id])
@@ -83,7 +91,7 @@ def run(call: Call) -> None:
         call.say(f"try it: vf-eval {request.text}")
         return
     tool = installer.find_installer()
-    if call.options["dry_run"]:
+    if settings.dry_run:
         _plan(call, tool, request, choice)
         return
     before = installer.installed_library()
@@ -189,7 +197,7 @@ def _install_first(
     """
     refusals: list[str] = []
     for package in packages:
-        if package.check_first and (refusal := _refusal(call, tool, package)):
+        if package.check_first and (refusal := _refusal(call, tool, request, package)):
             refusals.append(refusal)
             continue
         finished, commands = _install(call, tool, request, package)
@@ -241,7 +249,7 @@ def _commands(tool: Installer, request: Request, package: Package) -> list[tuple
     return [(alone, True), (last, False)]  # the second installs the package's dependencies
 
 
-def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
+def _refusal(call: Call, tool: Installer, request: Request, package: Package) -> str | None:
     """Why the package must not be installed; None when it declares the environment, or the user
     agrees.
 
@@ -281,7 +289,7 @@ def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
             " its name"
         )
     doubt = "; ".join(doubts)
-    if not doubt or call.options["yes"] or _agrees(call, doubt):
+    if not doubt or request.yes or _agrees(call, doubt):
         return None
     return f"{doubt}, and was not installed; --yes installs it"
 
@@ -325,18 +333,11 @@ def _echo(call: Call) -> bool:
 # --- arguments and output -------------------------------------------------------------------------
 
 
-def _request(call: Call) -> Request:
+def _request(call: Call, settings: InstallSettings) -> Request:
     if not call.words:
         ids = ", ".join(known_ids()) or "none"
         raise ConfigError(f"give an environment: vf-install ENV; known here: {ids}")
-    options = call.options
-    names = ("path", "from_repo", "repo", "branch", "subdirectory", "upgrade")
-    return Request(
-        one_word(call, "one environment: vf-install ENV"),
-        editable=not options["no_editable"],
-        look=not options["dry_run"],
-        **{name: options[name] for name in names},
-    )
+    return Request(text=one_word(call, "one environment: vf-install ENV"), **vars(settings))
 
 
 def _plan(call: Call, tool: Installer, request: Request, packages: Sequence[Package]) -> None:
@@ -411,38 +412,7 @@ COMMAND = SmallCommand(
     name="vf-install",
     about=ABOUT,
     metavar="ENV",
-    options=[
-        option(
-            "-p --path",
-            "Folder of environments.",
-            "./environments",
-            metavar="DIR",
-            shell_complete=paths,
-        ),
-        option("-r --from-repo", "Install from the git repository of verifiers."),
-        option("--repo", "Install from this git repository.", metavar="URL"),
-        option("-b --branch", "Branch or tag of the repository [main].", metavar="NAME"),
-        option(
-            "--subdirectory",
-            "Folder in the repository [packages/envs/NAME, else environments/NAME].",
-            metavar="DIR",
-        ),
-        option("--upgrade", "Reinstall, in the newest version."),
-        option("-y --yes", "Install a package that it would ask about."),
-        option("--no-editable", "Copy a folder instead of linking to it."),
-        option(
-            "--agent",
-            "Install an agent program (NAME or NAME@VERSION) into a folder of its own.",
-            metavar="NAME",
-        ),
-        option(
-            "--taskset",
-            "Install a taskset of verifiers 0.4 (a package or a folder) with its own Python.",
-            metavar="PACKAGE",
-        ),
-        option("--list", "List the installed environments and exit."),
-        option("--dry-run", "Print the command; run nothing, send no request."),
-    ],
+    options=InstallSettings,
     keys=("command", "distribution", "version", "entry_point"),
     action=run,
     complete=_complete,

@@ -14,16 +14,16 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
 
-import click
-
-from verifiers.cli.common.command import Call, SmallCommand, option
+from verifiers.cli.common.command import Call, SmallCommand
 from verifiers.cli.common.writing import write_files
 from verifiers.cli.install import installer
 from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.bounded import run_captured
+from verifiers.runtime.values import option
 
 FOLDER = "configs"
 ENVIRONMENTS = ("alphabet-sort", "gsm8k", "math-python", "reverse-text", "wiki-search", "wordle")
@@ -53,7 +53,19 @@ ABOUT = """Write starter configuration files into ./configs.
 """
 
 
-def run(call: Call) -> None:
+@dataclass(frozen=True)
+class SetupSettings:
+    """The flags of ``vf-setup``."""
+
+    vf_rl: bool = option(False, "Files for vf-rl, which is vf-train.")
+    prime_rl: bool = option(False, "A file for prime-rl, and prime-rl (needs git, uv, network).")
+    local_model: bool = option(False, "Install what `-m local` needs, about 100 MB.")
+    path: str = option(".", "Where configs goes.", metavar="DIR")
+    skip_install: bool = option(False, "With --prime-rl: its file alone.")
+    force: bool = option(False, "Replace existing files.")
+
+
+def run(call: Call, settings: SetupSettings) -> None:
     """Write the files and install the requested parts.
 
     *Raises* ``ConfigError``, with nothing written; ``RunError`` when an installation fails, with
@@ -63,31 +75,30 @@ def run(call: Call) -> None:
         raise ConfigError(
             f"vf-setup takes only options, not {' '.join(call.words)}; name a folder with --path"
         )
-    options = call.options
-    if options["skip_install"] and not options["prime_rl"]:
+    if settings.skip_install and not settings.prime_rl:
         raise ConfigError(
             "--skip-install leaves out the installation of --prime-rl; give both, or neither"
         )
-    base = Path(options["path"]).expanduser()
-    files = shipped(file_names(options))
-    replaceable = list(files) if options["force"] else []
+    base = Path(settings.path).expanduser()
+    files = shipped(file_names(settings))
+    replaceable = list(files) if settings.force else []
     outcomes = write_files(base, base / FOLDER, files, replaceable) if files else {}
     call.facts["files"] = {f"{FOLDER}/{name}": outcome for name, outcome in outcomes.items()}
     _print_files(call, base, outcomes)
-    if options["prime_rl"] and not options["skip_install"]:
+    if settings.prime_rl and not settings.skip_install:
         install_prime_rl(call, base)
-    if options["local_model"]:
+    if settings.local_model:
         install_local_model(call)
-    _next_steps(call, base, outcomes)
+    _next_steps(call, settings, base, outcomes)
 
 
-def file_names(options: Mapping[str, bool]) -> list[str]:
-    """The files that the options select, relative to ``configs``."""
-    if not (options["vf_rl"] or options["prime_rl"] or options["local_model"]):
+def file_names(settings: SetupSettings) -> list[str]:
+    """The files that the flags select, relative to ``configs``."""
+    if not (settings.vf_rl or settings.prime_rl or settings.local_model):
         return [*ENDPOINTS, *LAB, *ACCELERATE]
     return [
-        *(ENDPOINTS + VF_RL if options["vf_rl"] else ()),
-        *(PRIME_RL if options["prime_rl"] else ()),
+        *(ENDPOINTS + VF_RL if settings.vf_rl else ()),
+        *(PRIME_RL if settings.prime_rl else ()),
     ]
 
 
@@ -105,7 +116,9 @@ def _print_files(call: Call, base: Path, outcomes: Mapping[str, str]) -> None:
         call.note(f"vf-setup: {files} existed already and {are} unchanged; --force replaces")
 
 
-def _next_steps(call: Call, base: Path, outcomes: Mapping[str, str]) -> None:
+def _next_steps(
+    call: Call, settings: SetupSettings, base: Path, outcomes: Mapping[str, str]
+) -> None:
     steps = []
     if ENDPOINTS[1] in outcomes:
         steps.append(
@@ -115,10 +128,10 @@ def _next_steps(call: Call, base: Path, outcomes: Mapping[str, str]) -> None:
         if files[-1] in outcomes:
             file = base / FOLDER / folder / "wiki-search.toml"
             steps.append(f"vf-train @ {shlex.quote(file.as_posix())}")
-    if call.options["prime_rl"]:
+    if settings.prime_rl:
         checkout = shlex.quote((base / "prime-rl").as_posix())
         steps.append(f"cd {checkout} && uv run rl @ ../{FOLDER}/{PRIME_RL[0]}")
-    if call.options["local_model"]:
+    if settings.local_model:
         steps.append("vf-eval reverse-text -m local -n 2 -r 1")
     call.say("\n".join(["Next:", *(f"  {step}" for step in steps)]))
 
@@ -183,16 +196,7 @@ COMMAND = SmallCommand(
     name="vf-setup",
     about=ABOUT,
     metavar="",
-    options=[
-        option("--vf-rl", "Files for vf-rl, which is vf-train."),
-        option("--prime-rl", "A file for prime-rl, and prime-rl (needs git, uv, network)."),
-        option("--local-model", "Install what `-m local` needs, about 100 MB."),
-        option(
-            "--path", "Where configs goes.", ".", metavar="DIR", type=click.Path(file_okay=False)
-        ),
-        option("--skip-install", "With --prime-rl: its file alone."),
-        option("--force", "Replace existing files."),
-    ],
+    options=SetupSettings,
     keys=("files",),
     action=run,
 )

@@ -42,6 +42,7 @@ from verifiers.runtime.bounded import TooLong, run_captured
 from verifiers.runtime.decoding import decode_toml
 from verifiers.runtime.install_lines import CORE, origin_of, repository_url
 from verifiers.runtime.suggest import close_matches, closest
+from verifiers.runtime.values import option
 
 PARENTS = ("packages/envs", "environments")
 """Folders of environments in repositories."""
@@ -51,20 +52,43 @@ _BRANCH = re.compile(r"[\w./+-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+@dataclass(frozen=True)
+class InstallSettings:
+    """The flags of ``vf-install``."""
+
+    path: str = option("./environments", "Folder of environments.", "-p", metavar="DIR")
+    from_repo: bool = option(False, "Install from the git repository of verifiers.", "-r")
+    repo: str | None = option(None, "Install from this git repository.", metavar="URL")
+    branch: str | None = option(
+        None, "Branch or tag of the repository [main].", "-b", metavar="NAME"
+    )
+    subdirectory: str | None = option(
+        None,
+        "Folder in the repository [packages/envs/NAME, else environments/NAME].",
+        metavar="DIR",
+    )
+    upgrade: bool = option(False, "Reinstall, in the newest version.")
+    yes: bool = option(False, "Install a package that it would ask about.", "-y")
+    no_editable: bool = option(False, "Copy a folder instead of linking to it.")
+    agent: str | None = option(
+        None,
+        "Install an agent program (NAME or NAME@VERSION) into a folder of its own.",
+        metavar="NAME",
+    )
+    taskset: str | None = option(
+        None,
+        "Install a taskset of verifiers 0.4 (a package or a folder) with its own Python.",
+        metavar="PACKAGE",
+    )
+    list_installed: bool = option(False, "List the installed environments and exit.", key="list")
+    dry_run: bool = option(False, "Print the command; run nothing, send no request.")
+
+
+@dataclass(frozen=True)
+class Request(InstallSettings):
     """The arguments of ``vf-install``."""
 
-    text: str
-    path: str = "environments"
-    from_repo: bool = False
-    repo: str | None = None
-    branch: str | None = None
-    subdirectory: str | None = None
-    upgrade: bool = False
-    editable: bool = True
-    look: bool = True
-    """Whether to clone a repository, to find the environment's folder."""
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +133,7 @@ def choose(request: Request) -> Installed | FoundEnvironment | Sequence[Package]
         name = folder.name.partition("-")[0].replace("_", "-")
         return [Package((str(folder),), name, (name.removeprefix("vf-"),), is_local=True)]
     if request.text and not from_repo and is_project(folder):
-        return [_local(read_project(folder), request.editable)]
+        return [_local(read_project(folder), not request.no_editable)]
     if request.text and not from_repo and (source := at_path(request.text)) is not None:
         return registry.local(source, source.env_id)
     env_id = _parse(request.text)
@@ -118,7 +142,7 @@ def choose(request: Request) -> Installed | FoundEnvironment | Sequence[Package]
     if from_repo:
         return [_from_repository(request, env_id, name)]
     if (project := _find_project(name, Path(request.path).expanduser())) is not None:
-        return [_local(project, request.editable, name, env_id)]
+        return [_local(project, not request.no_editable, name, env_id)]
     as_found = _needs_no_installation(env_id, request.path) if env_id.version is None else None
     if as_found is not None:
         return as_found
@@ -197,10 +221,10 @@ def _beside_the_library(request: Request, env_id: EnvironmentId, name: str) -> P
     if origin.folder is not None:
         project = read_project(origin.folder)
         is_it = version in (None, project.version)
-        return _local(project, request.editable, name, env_id) if is_it else None
+        return _local(project, not request.no_editable, name, env_id) if is_it else None
     repository = Repository(origin.url, origin.commit, (origin.subdirectory,))
     project = Project(Path(origin.subdirectory), f"vf-{name}", None)
-    if request.look:
+    if not request.dry_run:  # a clone, to find the environment's folder
         try:
             _, project = repository.find()
         except UnknownEnvironment:
@@ -216,7 +240,7 @@ def _from_repository(request: Request, env_id: EnvironmentId, name: str) -> Pack
     repository = _repository_of(request, name)
     folder = repository.folders[0]
     project = Project(Path(folder), f"vf-{name}", None)
-    if request.look:
+    if not request.dry_run:  # a clone, to find the environment's folder
         folder, project = repository.find()
     version = _exact(env_id.version)
     if version is not None and project.version not in (None, version):
