@@ -15,6 +15,7 @@ name escapes it, and CI runs everything.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -30,7 +31,8 @@ BASES = (
     *ROOT.glob("packages/envs/*/src"),
     *ROOT.glob("packages/envs/*"),
 )
-TESTS, BLOCKS = ROOT / "tests", ROOT / "tests/docs/test_blocks.py"
+TESTS, PACKAGES = ROOT / "tests", ROOT / "packages"
+BLOCKS = TESTS / "docs/test_blocks.py"
 DISTRIBUTIONS = {"agents", "core", "integrations", "sandboxes", "trainer"}
 OF_TOOLS = {"test_benchmarks", "test_changed", "test_forks", "test_mutation"}
 """Tests of what imports or starts the product for a developer; other tests of the architecture read
@@ -224,10 +226,14 @@ def tests_of(
 
 def may_test(test: Path, source: Path) -> bool:
     """Not a test of another distribution, whose folders may have the same names."""
-    if (ROOT / "packages") not in source.parents or TESTS not in test.parents:
-        return True
-    folder, distribution = test.relative_to(TESTS).parts[0], source.relative_to(ROOT).parts[1]
-    return folder not in DISTRIBUTIONS or folder == distribution
+    folder, distribution = first_below(TESTS, test), first_below(PACKAGES, source)
+    return not distribution or folder not in DISTRIBUTIONS or folder == distribution
+
+
+@functools.cache
+def first_below(folder: Path, path: Path) -> str:
+    """The first part of a path below a folder; empty if it is elsewhere."""
+    return path.relative_to(folder).parts[0] if folder in path.parents else ""
 
 
 def has_pattern(path: Path) -> bool:

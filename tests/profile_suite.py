@@ -4,12 +4,13 @@
     .venv/bin/python tests/profile_suite.py --report FOLDER              what they say, by cause
 
 CPU and not wall time, so that a busy machine measures the same. With ``-n`` a record is of a worker,
-so that tests may run side by side. A process that a test leaves to a shared fixture counts where the
-fixture ends.
+so that tests may run side by side. On Linux what a process that tests share (a fork server, a real
+server) has used counts in the test it was used in, elsewhere where it ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -51,6 +52,32 @@ def _cpu(who: int) -> float:
     return used.ru_utime + used.ru_stime
 
 
+def _children(pid: int | str) -> list[str]:
+    """The processes that one started and has not waited for; none where there is no /proc."""
+    children: list[str] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            children += listed.read_text().split()
+    return children
+
+
+def _descendants_cpu(pid: int | str = "self") -> float:
+    """Of the processes below one that still run, with those that each of them has waited for."""
+    total_s = 0.0
+    for child in _children(pid):
+        with contextlib.suppress(OSError):  # ended in between
+            # the name in parentheses may hold anything; user, system, and of children both
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            total_s += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+            total_s += _descendants_cpu(child)
+    return total_s
+
+
+def _times() -> tuple[float, float, float]:
+    children_s = _cpu(resource.RUSAGE_CHILDREN) + _descendants_cpu()
+    return time.monotonic(), _cpu(resource.RUSAGE_SELF), children_s
+
+
 def _note(event: str, arguments: tuple[object, ...]) -> None:
     if event == "subprocess.Popen":
         _started.append(" ".join(map(str, arguments[1]))[:160])  # type: ignore[call-overload]
@@ -67,11 +94,11 @@ def pytest_configure() -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Record a test with its fixtures."""
     _started.clear()
-    before = (time.monotonic(), _cpu(resource.RUSAGE_SELF), _cpu(resource.RUSAGE_CHILDREN))
+    before = _times()
     try:
         return (yield)
     finally:
-        after = (time.monotonic(), _cpu(resource.RUSAGE_SELF), _cpu(resource.RUSAGE_CHILDREN))
+        after = _times()
         wall_s, own_s, children_s = (round(b - a, 4) for a, b in zip(before, after, strict=True))
         line = {
             "test": item.nodeid,

@@ -11,6 +11,7 @@ import pytest
 import verifiers as vf
 from support.import_graph import CORE, modules
 from support.small_envs import row, single_turn
+from support.sources import nodes_of
 from verifiers.clients import OpenAIChatCompletionsClient, RetryPolicy
 from verifiers.clients.adapters import OpenAILikeClient
 from verifiers.testing import Behaviour, FakeServer
@@ -134,17 +135,17 @@ def test_what_the_sources_raise_is_of_the_tree_or_of_python():
     from verifiers import errors
 
     own_errors = {n for n, v in vars(errors).items() if isinstance(v, type)}
-    trees = {name: ast.parse(path.read_text("utf-8")) for name, path in modules(CORE).items()}
+    files = {name: nodes_of(path) for name, path in modules(CORE).items()}
     own_errors |= {
         node.name
-        for tree in trees.values()
-        for node in ast.walk(tree)
+        for nodes in files.values()
+        for node in nodes
         if isinstance(node, ast.ClassDef) and {ast.unparse(b) for b in node.bases} & own_errors
     }
     foreign = []
-    for name, tree in trees.items():
-        classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-        for node in ast.walk(tree):
+    for name, nodes in files.items():
+        classes = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+        for node in nodes:
             raised = node.exc if isinstance(node, ast.Raise) else None
             called = raised.func if isinstance(raised, ast.Call) else None
             spelt = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")

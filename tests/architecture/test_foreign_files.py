@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from architecture.test_native_code import name_of, product_files
+from support.sources import calls_in, calls_of, nodes_in
 
 READERS = {
     "verifiers/runtime/decoding.py",
@@ -41,10 +42,6 @@ IMPORTERS = {
     "verifiers_trainer/pipeline/curriculum.py",
 }
 """Import a module by a name that is no literal of this project."""
-
-
-def calls(source: str) -> list[ast.Call]:
-    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
 
 
 def opens(call: ast.Call) -> bool:
@@ -134,9 +131,7 @@ def test_no_other_file_does_it(rule):
         name = name_of(path)
         if "envs" in path.parts or "guest" in path.parts or name in allowed:
             continue
-        if readers_found := [
-            ast.unparse(c) for c in calls(path.read_text(encoding="utf-8")) if breaks(c)
-        ]:
+        if readers_found := [ast.unparse(c) for c in calls_of(path) if breaks(c)]:
             broken[name] = readers_found
     assert broken == {}, way_out
 
@@ -144,8 +139,8 @@ def test_no_other_file_does_it(rule):
 @pytest.mark.parametrize("rule", RULES)
 def test_every_exception_is_used(rule):
     breaks, allowed, _, _ = RULES[rule]
-    files = {name_of(path): path.read_text(encoding="utf-8") for path in product_files()}
-    unused = {n for n in allowed if n not in files or not any(map(breaks, calls(files[n])))}
+    files = {name_of(path): path for path in product_files()}
+    unused = {n for n in allowed if n not in files or not any(map(breaks, calls_of(files[n])))}
     assert unused == set()
 
 
@@ -153,4 +148,4 @@ def test_every_exception_is_used(rule):
 def test_negative_control_it_is_found(rule):
     breaks, _, _, examples = RULES[rule]
     for example in examples:
-        assert breaks(calls(example)[0]), example
+        assert breaks(calls_in(nodes_in(example))[0]), example

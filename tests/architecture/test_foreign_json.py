@@ -4,10 +4,12 @@ A decoder of its own is left to what this project wrote, and to flags of the use
 """
 
 import ast
+from collections.abc import Iterable
 
 import pytest
 
 from architecture.test_native_code import name_of, product_files
+from support.sources import nodes_in, nodes_of
 
 DECODERS = {"json.loads", "json.load", "msgspec.json.decode", "json.JSONDecoder"}
 GUARDED = {
@@ -60,10 +62,9 @@ OURS = {
 """What this project wrote, most of it messages between its processes, of a few kilobytes."""
 
 
-def decoders(source: str) -> list[str]:
+def decoders(nodes: Iterable[ast.AST]) -> list[str]:
     """Uses of a decoder, and calls of ``json()`` of an answer or a request."""
-    names = [ast.unparse(node) for node in ast.walk(ast.parse(source)) if is_decoder(node)]
-    return sorted(names)
+    return sorted(ast.unparse(node) for node in nodes if is_decoder(node))
 
 
 def is_decoder(node: ast.AST) -> bool:
@@ -80,7 +81,7 @@ def test_no_other_file_decodes_json_by_itself():
     decoders_found = {
         name_of(path): uses
         for path in product_files()
-        if "envs" not in path.parts and (uses := decoders(path.read_text(encoding="utf-8")))
+        if "envs" not in path.parts and (uses := decoders(nodes_of(path)))
     }
     assert {name: decoders_found[name] for name in decoders_found.keys() - allowed} == {}, (
         "decode it with verifiers.runtime.decoding.decode_message"
@@ -99,4 +100,4 @@ def test_files_that_decode_into_types_bound_the_values_before():
 )
 def test_negative_control_a_decoder_is_found(source):
     source = f"async def f():\n    {source}"
-    assert len(decoders(source)) == 1
+    assert len(decoders(nodes_in(source))) == 1

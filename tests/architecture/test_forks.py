@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.forks import FORKED, LONGEST_FIRST, ONE_BROWSER, ROOT, rank, unit_of
+from support.forks import FORKED, LONGEST_FIRST, ONE_BROWSER, ONE_TREE, ROOT, rank, unit_of
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="elsewhere pytest-xdist shares out the tests"
@@ -80,13 +80,14 @@ def run(
     return ran.stdout + ran.stderr, logged
 
 
-def test_what_shares_a_browser_or_a_process_to_fork_from_is_one_unit():
+def test_what_shares_a_browser_a_process_to_fork_from_or_syntax_trees_is_one_unit():
     assert unit_of("tests/view/test_page.py") == unit_of("tests/view/test_index.py") == ONE_BROWSER
     assert (
         unit_of("tests/trainer/distributed/test_ranks.py")
         == unit_of("tests/trainer/run/test_resume.py")
         == FORKED
     )
+    assert unit_of("tests/architecture/test_words.py") == ONE_TREE
     assert unit_of("tests/docs/test_blocks.py") == "tests/docs/test_blocks.py"
 
 
@@ -95,7 +96,7 @@ def test_the_longest_are_first_and_there():
     assert rank("tests/core/test_types.py::x") == rank(
         "packages/envs/wordle/tests/test_wordle.py::y"
     )
-    assert [unit for unit in LONGEST_FIRST if not (ROOT / unit).exists()] == [FORKED]
+    assert [unit for unit in LONGEST_FIRST if not (ROOT / unit).exists()] == [FORKED, ONE_TREE]
 
 
 def test_a_file_stays_with_one_process_which_keeps_what_it_shares_to_the_end(tmp_path):

@@ -4,13 +4,14 @@ is set on the function."""
 import ast
 
 from architecture.test_native_code import product_files
+from support.sources import nodes_in, nodes_of
 
 
-def flags_in(source):
+def flags_in(nodes):
     """``(line, text)`` of each attribute, but for Python's own, that is set on a function beside
     its definition."""
     flags = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         body = getattr(node, "body", None)
         statements = body if isinstance(body, list) else []
         functions = {
@@ -27,14 +28,14 @@ def flags_in(source):
 
 
 def test_no_attribute_is_set_on_a_function():
-    flags = {
-        path.as_posix(): flags_in(path.read_text(encoding="utf-8")) for path in product_files()
-    }
+    flags = {path.as_posix(): flags_in(nodes_of(path)) for path in product_files()}
     assert len(flags) > 400
     assert {name: lines for name, lines in flags.items() if lines} == {}
 
 
 def test_such_a_line_would_be_found():
     """Negative control."""
-    assert flags_in("def none(rewards): ...\nnone.compares = False\n") == [(2, "none.compares")]
-    assert flags_in("def f():\n    def g(): ...\n    g.x = 1\n    return g\n") == [(3, "g.x")]
+    of_module = nodes_in("def none(rewards): ...\nnone.compares = False\n")
+    assert flags_in(of_module) == [(2, "none.compares")]
+    of_function = nodes_in("def f():\n    def g(): ...\n    g.x = 1\n    return g\n")
+    assert flags_in(of_function) == [(3, "g.x")]

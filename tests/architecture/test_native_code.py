@@ -4,11 +4,13 @@ The list of exceptions shrinks: an entry that is no longer needed fails until it
 """
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from support.import_graph import AGENTS, CORE, INTEGRATIONS, SANDBOXES, TRAINER
+from support.sources import nodes_in, nodes_of
 
 LOADERS = {"import_module", "load"}
 """Functions of ``importlib`` and ``compat`` that take names of modules, or tables of them."""
@@ -66,19 +68,18 @@ def name_of(path: Path) -> str:
     return path.as_posix().rpartition("/src/")[2]
 
 
-def imports_by_string(source: str) -> list[int]:
+def imports_by_string(nodes: Sequence[ast.AST]) -> list[int]:
     """Lines that call one of ``LOADERS``, as ``importlib.…``, as ``compat.…`` or by an imported
     name."""
-    tree = ast.parse(source)
     imported = {
         alias.asname or alias.name
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ImportFrom) and node.module in ("importlib", "verifiers.compat")
         for alias in node.names
         if alias.name in LOADERS
     }
     lines = []
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id="importlib" | "compat"), attr=attribute)
@@ -90,10 +91,7 @@ def imports_by_string(source: str) -> list[int]:
 
 
 def test_native_code_imports_nothing_by_string():
-    counts = {
-        name_of(path): len(imports_by_string(path.read_text(encoding="utf-8")))
-        for path in native_files()
-    }
+    counts = {name_of(path): len(imports_by_string(nodes_of(path))) for path in native_files()}
     allowed = NAMED_BY_DATA | OFFENDERS
     wrong = [
         f"{name} has {counts.get(name, 0)} imports by string, and {allowed.get(name, 0)} in the list"
@@ -119,8 +117,9 @@ def test_native_code_imports_nothing_by_string():
 )
 def test_an_import_by_string_would_be_found(source):
     """Negative control."""
-    assert len(imports_by_string(source)) == 1
+    assert len(imports_by_string(nodes_in(source))) == 1
 
 
 def test_a_method_of_the_same_name_is_no_import():
-    assert imports_by_string("import json\njson.load(open('f'))\nsource.local.load()") == []
+    nodes = nodes_in("import json\njson.load(open('f'))\nsource.local.load()")
+    assert imports_by_string(nodes) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.import_graph import CORE, REPOSITORY, TRAINER
+from support.sources import nodes_of
 
 GLOSSARY = REPOSITORY / "docs/reference/glossary.md"
 PAGES = [
@@ -73,7 +74,7 @@ def findings(path: Path, patterns: dict[str, str]) -> list[str]:
 def names(path: Path) -> Iterator[tuple[int, str]]:
     """(line, name) of what a module binds: variables, parameters, attributes, functions, classes.
     ``other`` of two operands and ``left`` with ``right`` are terms."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    nodes = nodes_of(path)
     operands = {
         id(node.args[-1]) for node in nodes if isinstance(node, ast.arguments) and node.args
     }

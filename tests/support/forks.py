@@ -29,10 +29,13 @@ ONE_BROWSER = "tests/view"
 FORKED = "child_context"
 """Files with this word fork trainings from a process that has imported torch, which takes six CPU
 seconds."""
+ONE_TREE = "from support.sources import"
+"""Files with this line read the syntax trees of all sources, which takes ten."""
 
 LONGEST_FIRST = (
     FORKED,
     ONE_BROWSER,
+    ONE_TREE,
     "tests/docs/test_blocks.py",
     "tests/faults/test_journal_faults.py",
     "tests/faults/test_resume.py",
@@ -59,7 +62,8 @@ def unit_of(file: str) -> str:
     """The file, or what it shares with others."""
     if file.startswith(f"{ONE_BROWSER}/"):
         return ONE_BROWSER
-    return FORKED if FORKED in (ROOT / file).read_text(encoding="utf-8") else file
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return next((line for line in (FORKED, ONE_TREE) if line in text), file)
 
 
 def rank(test: str) -> int:

@@ -1,0 +1,30 @@
+"""The sources of the project as syntax trees, each parsed once for all rules of the architecture.
+
+Files that use this are one unit of ``support.forks``, so that it holds for ``-n`` too.
+"""
+
+import ast
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def nodes_in(source: str) -> tuple[ast.AST, ...]:
+    """Every node of a module's text, the module first."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file, the module first."""
+    return nodes_in(path.read_text(encoding="utf-8"))
+
+
+def calls_in(nodes: Iterable[ast.AST]) -> list[ast.Call]:
+    return [node for node in nodes if isinstance(node, ast.Call)]
+
+
+@functools.cache
+def calls_of(path: Path) -> list[ast.Call]:
+    """Every call of a file."""
+    return calls_in(nodes_of(path))
