@@ -18,7 +18,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -216,15 +216,20 @@ def redacted_text(text: str, max_chars: int | None = MAX_TEXT_CHARS) -> str:
     return f"{head}\n… {len(text) - max_chars} characters left out …\n{tail}"
 
 
-def _without_secrets(text: str) -> str:
+def _secrets() -> list[str]:
+    """What is hidden wherever it stands: remembered secrets and those of variables, longest first
+    (a secret may be the beginning of another)."""
     variables = [
         form
         for name, value in os.environ.items()
         if len(value) >= MIN_SECRET_CHARS and any(part in name.upper() for part in _VARIABLES)
         for form in _forms(value)
     ]
-    # a secret may be the beginning of another
-    for secret in sorted({*_remembered, *variables}, key=len, reverse=True):
+    return sorted({*_remembered, *variables}, key=len, reverse=True)
+
+
+def _without_secrets(text: str, secrets: Sequence[str] | None = None) -> str:
+    for secret in _secrets() if secrets is None else secrets:
         text = text.replace(secret, HIDDEN)
     for pattern in _PATTERNS:
         text = pattern.sub(rf"\1{HIDDEN}", text)
@@ -274,8 +279,12 @@ def redacted(settings: object) -> Any:
     {'extra_headers': {'X-Run': '***'}, 'judge': {'api_key': '***', 'model': 'm'}, 'temperature':
     0.5}
     """
+    secrets = _secrets()
     return _walk(
-        settings, lambda text, name: HIDDEN, is_secret_name, lambda text: redacted_text(text, None)
+        settings,
+        lambda text, name: HIDDEN,
+        is_secret_name,
+        lambda text: _without_secrets(text, secrets),
     )
 
 

@@ -712,6 +712,10 @@ def plain(value: object) -> Any:
     """
     if isinstance(value, enum.Enum):
         return plain(value.value)
+    if isinstance(value, float) and math.isinf(value):
+        return str(value)
+    if isinstance(value, int | float | str | None):
+        return value
     if has_state(value):  # its class alone: the state changes
         return type(value).__qualname__
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -723,10 +727,6 @@ def plain(value: object) -> Any:
         return sorted((plain(member) for member in value), key=repr)
     if isinstance(value, list | tuple):
         return [plain(member) for member in value]
-    if isinstance(value, float) and math.isinf(value):
-        return str(value)
-    if isinstance(value, int | float | str | None):
-        return value
     text = getattr(value, "__name__", str(value))
     # an address differs between processes
     return type(value).__qualname__ if " at 0x" in text else text
