@@ -170,5 +170,7 @@ def test_sigterm_ends_an_evaluation_that_reads_replies_without_end(tmp_path):
 
 @pytest.mark.parametrize("max_response_bytes", [0, -1])
 def test_a_limit_that_nothing_fits_is_refused(max_response_bytes):
-    with pytest.raises(vf.ConfigError, match="max_response_bytes must be above 0"):
+    with pytest.raises(
+        vf.ConfigError, match="max_response_bytes must be a whole number of at least 1"
+    ):
         vf.ClientConfig(max_response_bytes=max_response_bytes)

@@ -146,5 +146,5 @@ def test_clients_of_one_endpoint_key_and_rate_share_a_pace():
 def test_a_rate_is_a_number_above_0(tmp_path, name, value):
     with pytest.raises(ConfigError, match=f"'{name}' must be a number above 0"):
         registry(tmp_path, "http://a/v1", f"{name} = {value}")
-    with pytest.raises(ConfigError, match=f"{name} must be above 0"):
+    with pytest.raises(ConfigError, match=f"{name} must be a number above 0, or None, not 0"):
         vf.ClientConfig(**{name: 0})

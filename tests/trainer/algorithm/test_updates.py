@@ -2,6 +2,7 @@
 made by hand."""
 
 import copy
+import functools
 import itertools
 import json
 import math
@@ -446,28 +447,41 @@ KINDS = {
 }
 
 
+STOPPED = {
+    "deterministic": True,
+    "updates_per_batch": 2,
+    "num_iterations": 2,
+    "max_steps": 8,
+    "batch_size": 8,
+    "learning_rate": 0.01,
+}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """(losses, hash of the weights) of a whole run of a kind, which is trained once."""
+
+    @functools.cache
+    def run_of(kind):
+        make, extra = KINDS[kind]
+        trainer = make(tmp_path_factory.mktemp("whole"), **STOPPED | extra)
+        return run(trainer).losses, weights_hash(trainer.model)
+
+    return run_of
+
+
 @pytest.mark.parametrize("stopped_at", [1, 2, 7])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_fixed_for_a_batch_and_its_position_survive_a_stop_within_it(
-    tmp_path, kind, stopped_at
+    tmp_path, uninterrupted, kind, stopped_at
 ):
     """Losses equal those of the run that was not stopped, bit for bit, at every update."""
     make, extra = KINDS[kind]
-    settings = {
-        "deterministic": True,
-        "updates_per_batch": 2,
-        "num_iterations": 2,
-        "max_steps": 8,
-        "batch_size": 8,
-    }
-    settings |= {"learning_rate": 0.01, **extra}
-    uninterrupted = make(tmp_path / "whole", **settings)
-    log = run(uninterrupted)
-    broken = make(tmp_path / "parts", **settings)
-    fail_at(broken, stopped_at)
-    resumed_trainer = make(tmp_path / "parts", **settings)
-    assert run(resumed_trainer, resume_from_checkpoint=True).losses == log.losses[stopped_at:]
-    assert weights_hash(resumed_trainer.model) == weights_hash(uninterrupted.model)
+    losses, weights = uninterrupted(kind)
+    fail_at(make(tmp_path, **STOPPED | extra), stopped_at)
+    resumed_trainer = make(tmp_path, **STOPPED | extra)
+    assert run(resumed_trainer, resume_from_checkpoint=True).losses == losses[stopped_at:]
+    assert weights_hash(resumed_trainer.model) == weights
 
 
 def test_the_rows_of_an_update_do_not_change_it(tmp_path):

@@ -10,17 +10,26 @@ a call.
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Protocol, Self, TypeAlias, TypedDict, runtime_checkable
+from typing import (
+    Annotated,
+    Any,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypedDict,
+    get_type_hints,
+    runtime_checkable,
+)
 
 from verifiers import compat
 from verifiers.errors import ConfigError
 from verifiers.runtime.notations import SHORT_CLIENT_TYPES, Text
 from verifiers.runtime.redaction import remember_headers
 from verifiers.runtime.suggest import check_keywords, closest
-from verifiers.runtime.values import FINITE, Limit, Range
+from verifiers.runtime.values import FINITE, Limit, Range, convert, parts
 from verifiers.storage.identity import Free
 from verifiers.types import ModelRequest, Response
 
@@ -28,6 +37,7 @@ OPENAI_BASE_URL = "https://api.openai.com/v1"
 VENDOR = "vendor"
 """As base URL or variable of a key: that of the vendor whose API the client type is."""
 Price = Annotated[float, Range(ge=0.0, le=FINITE, noun="a number of US dollars, 0 or more")]
+ABOVE_0 = Range(gt=0.0, noun="a number above 0")
 CLIENT_TYPES = tuple(SHORT_CLIENT_TYPES.values())
 LATER_CLIENT_TYPES = frozenset(
     "openai_chat_completions_token renderer nemorl_chat_completions".split()
@@ -200,22 +210,24 @@ class ClientConfig:
     ``"vendor"`` is ``OPENAI_API_KEY``, or ``ANTHROPIC_API_KEY`` for ``anthropic_messages``."""
     api_base_url: Annotated[str, Free("a server may move; the run notes it")] = VENDOR
     """``"vendor"`` is the vendor's own: OpenAI's, or Anthropic's for ``anthropic_messages``."""
-    timeout: Annotated[float, Free("only how long an attempt may take")] = 3600.0
+    timeout: Annotated[float, ABOVE_0, Free("only how long an attempt may take")] = 3600.0
     """Time limit of an attempt, in seconds."""
-    connect_timeout: Annotated[float, Free("only how long an attempt may take")] = 5.0
+    connect_timeout: Annotated[float, ABOVE_0, Free("only how long an attempt may take")] = 5.0
     """Time limit of opening a connection, in seconds."""
-    idle_timeout: Annotated[float, Free("only how long an attempt may take")] = 600.0
+    idle_timeout: Annotated[float, ABOVE_0, Free("only how long an attempt may take")] = 600.0
     """Longest silence of a stream, in seconds; a longer silence fails the attempt, which is
     repeated.
 
     ``openai_responses`` and ``anthropic_messages`` stream; completions are read as a whole, within
     ``timeout``."""
-    max_connections: Annotated[int, Free("only how fast")] = 28000
+    max_connections: Annotated[int, Range(ge=1), Free("only how fast")] = 28000
     """Requests in flight to the endpoint; capped by the open-file limit of the process."""
-    max_response_bytes: Annotated[int, Free("only how long a reply may be")] = 64 * 2**20
+    max_response_bytes: Annotated[int, Range(ge=1), Free("only how long a reply may be")] = (
+        64 * 2**20
+    )
     """Longest decoded body of a reply; a longer body is a ``MalformedResponse``, and the connection
     is closed."""
-    max_retries: Annotated[int, Free("only how often a failure is repeated")] = 10
+    max_retries: Annotated[int, Range(ge=0), Free("only how often a failure is repeated")] = 10
     """Retries of a request after its first attempt."""
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Headers of every request."""
@@ -228,10 +240,10 @@ class ClientConfig:
     """With the output price, enables the cost of a run."""
     usd_per_million_output_tokens: Annotated[float | None, Free("only what it costs")] = None
     """Price of sampled tokens."""
-    requests_per_minute: Annotated[float | None, Free("only how fast")] = None
+    requests_per_minute: Annotated[Limit | None, Free("only how fast")] = None
     """Requests that the endpoint serves in a minute; they start evenly, over all rollouts of the
     process."""
-    tokens_per_minute: Annotated[float | None, Free("only how fast")] = None
+    tokens_per_minute: Annotated[Limit | None, Free("only how fast")] = None
     """Tokens of requests and answers that the endpoint serves in a minute."""
     max_keepalive_connections: Annotated[int | None, Free("accepted for older callers")] = None
     """This field and those below are accepted without effect."""
@@ -289,24 +301,22 @@ class ClientConfig:
         remember_headers(self.extra_headers)
         check_client_type(self.client_type)
         _fill_in_vendor(self)
-        for (
-            name
-        ) in "timeout connect_timeout idle_timeout max_connections max_response_bytes".split():
-            if not getattr(self, name) > 0:
-                raise ConfigError(
-                    f"ClientConfig.{name} must be above 0, not {getattr(self, name)!r}", key=name
-                )
-        for name in RATE_FIELDS:
-            if (rate := getattr(self, name)) is not None and not 0 < rate < math.inf:
-                raise ConfigError(
-                    f"ClientConfig.{name} must be above 0, not {rate!r}; leave it out for no limit",
-                    key=name,
-                )
-        if self.max_retries < 0:
-            raise ConfigError(
-                f"ClientConfig.max_retries must be 0 or more, not {self.max_retries}",
-                key="max_retries",
-            )
+        for name, hint in _bounded_fields().items():
+            try:
+                convert(getattr(self, name), hint, in_python=True)
+            except ValueError as error:
+                raise ConfigError(f"ClientConfig.{name} {error}", key=name) from None
+
+
+@functools.cache
+def _bounded_fields() -> dict[str, object]:
+    """Field of ``ClientConfig`` -> its annotation, of those with bounds."""
+    hints = get_type_hints(ClientConfig, include_extras=True)
+    return {
+        name: hint
+        for name, hint in hints.items()
+        if any(isinstance(part, Range) for part in parts(hint))
+    }
 
 
 WITHOUT_EFFECT = tuple(ClientConfig.__dataclass_fields__)[-8:]
