@@ -174,8 +174,9 @@ class SmallCommand(Generic[S]):
         call.json, call.verbose, call.quiet = (
             bool(values[line.name]) for line in fields(CommonSettings)
         )
-        typed = read_flags(self.options, values, problems)
-        return self.options(**Fields.of(self.options).by_name(typed))
+        declared: type = self.options  # functools.cache wants no type variable
+        typed = read_flags(declared, values, problems)
+        return self.options(**Fields.of(declared).by_name(typed))
 
 
 Port = Annotated[int, Range(ge=0, le=65535)]
