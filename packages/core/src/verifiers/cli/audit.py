@@ -79,8 +79,8 @@ def run(call: Call, settings: AuditSettings) -> None:
     if settings.env_args and settings.certify:
         raise ConfigError("--certify stores the audit of the default arguments; leave -a out")
     shared = "env_args model api_base_url api_key_var env_dir_path max_tokens temperature".split()
-    asked = EvalSettings(**{name: getattr(settings, name) for name in shared})
-    build = builder(env_id, asked)
+    evaluation = EvalSettings(**{name: getattr(settings, name) for name in shared})
+    build = builder(env_id, evaluation)
     report = audit_environment(
         build,
         n=settings.num_examples,
@@ -89,7 +89,7 @@ def run(call: Call, settings: AuditSettings) -> None:
         budget_s=settings.budget,
     )
     if settings.model is not None and report.num_rows:
-        report = replace(report, profile=_profile(call, build(), settings, asked))
+        report = replace(report, profile=_profile(call, build(), settings, evaluation))
     if settings.certify:
         from verifiers.checks.audit.certificate import write_certificate
 
@@ -105,7 +105,7 @@ def run(call: Call, settings: AuditSettings) -> None:
 
 
 def _profile(
-    call: Call, env: Environment, settings: AuditSettings, asked: EvalSettings
+    call: Call, env: Environment, settings: AuditSettings, evaluation: EvalSettings
 ) -> tuple[Any, ...]:
     """Run the model on the training rows; write the useful rows to ``--keep``."""
     from verifiers.checks.audit.profile import profile_rows, write_useful
@@ -113,7 +113,7 @@ def _profile(
     from verifiers.runtime.calls import run_in_private_loop
 
     async def measure() -> Any:
-        choice = await choose(asked).ask()
+        choice = await choose(evaluation).ask()
         try:
             return await profile_rows(
                 env,
@@ -121,7 +121,7 @@ def _profile(
                 choice.model or "",
                 num_rows=settings.rows,
                 rollouts_per_example=settings.rollouts_per_example,
-                **asked.sampling(),
+                **evaluation.sampling(),
             )
         finally:
             await env.aclose()
