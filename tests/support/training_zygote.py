@@ -16,6 +16,11 @@ for module in ("ranks_work", "split_runs", "training", "zero_runs"):  # what chi
 if find_spec("deepspeed"):  # accelerate imports it in every training, where it is installed
     import_module("deepspeed")
 
+# what every run records: the versions of packages, and the commit that git says
+provenance = import_module("verifiers.storage.provenance")
+provenance.versions()
+provenance.own_commit()
+
 # compiles a thousand patterns, which the first saved model needs
 get_checkpoint_conversion_mapping("qwen3")
 
