@@ -465,7 +465,50 @@ def test_runs_begin_no_more_when_nothing_is_left(vf_eval, eval_folder):
             "pending",
         ]
         assert ran.json["set"]["runs"][-1]["exit_code"] is None
-        assert "the runs together have spent 1,200 of 1,200 tokens" in " ".join(ran.err.split())
+        assert (
+            "stopped: the budget of the set is used up: its runs have spent 1,200 of 1,200 tokens"
+            in " ".join(ran.err.split())
+        )
+
+
+@pytest.mark.parametrize("flag", [["--max-total-tokens", "2600"], ["--max-total-tokens=2600"]])
+def test_a_remainder_below_one_request_ends_the_set_once_and_fails_no_run(
+    vf_eval, eval_folder, flag
+):
+    with FakeServer(counted, models=["m", "k"]) as server:
+        file = nightly(eval_folder, server.url, more=LIMITED)
+        ran = vf_eval(file, "--json", *flag)
+        asked = server.count
+        assert 2600 - asked * 150 > 0  # something is left, and no request fits into it
+        states = [run["state"] for run in ran.json["set"]["runs"]]
+        assert (ran.code, states) == (3, ["complete", "interrupted", "pending"])
+        (run_set,) = sets_below(eval_folder)
+        assert run_set.state(run_set.runs[1]) == "interrupted"
+        sentence = ran.json["error"]["message"]
+        assert sentence.startswith(
+            f"stopped: the budget of the set is used up: {asked * 150:,} of 2,600 tokens are spent"
+        )
+        assert " ".join(ran.err.split()).count("stopped: ") == 1
+        (command,) = re.findall(r"and nothing else: vf-eval (.+)", ran.err)
+        assert command == f"{file} --json --max-total-tokens MORE"
+        assert "must be" in vf_eval(*shlex.split(command)).err
+        assert vf_eval(*shlex.split(command.replace("MORE", "9000"))).code == 0
+        assert server.count == NUM_ROLLOUTS
+
+
+def test_a_run_that_meets_its_own_limit_does_not_keep_the_others_from_running(
+    vf_eval, eval_folder
+):
+    with FakeServer(counted, models=["m", "k"]) as server:
+        file = nightly(eval_folder, server.url, more=LIMITED)
+        text = (eval_folder / file).read_text()
+        limited = text.replace("num_examples = 6", "num_examples = 6\nmax_total_tokens = 1000")
+        (eval_folder / file).write_text(limited)
+        ran = vf_eval(file, "--json")
+        states = [run["state"] for run in ran.json["set"]["runs"]]
+        assert (ran.code, states) == (3, ["interrupted", "complete", "complete"])
+        assert "of the set" not in ran.err
+        assert "MORE" not in ran.err
 
 
 def test_a_limit_over_runs_that_are_not_saved_counts_them_too(vf_eval, eval_folder):

@@ -268,6 +268,21 @@ def test_an_sdk_object_is_metered_too():
             assert budget.spent.tokens == 2 * (READ + SAMPLED)
 
 
+def test_what_other_runs_have_spent_of_a_limit_is_no_fault_of_a_request():
+    """And the control: were their remainder the limit, the request would be above all of it."""
+    with FakeServer(counted) as server:
+        client = client_of(server)
+        bound = Budget().bound(client, REQUEST).tokens
+        limit, left = 10 * bound, bound - 1
+        shared = Budget(max_total_tokens=limit, elsewhere=Amount(limit - left))
+        (outcome,) = run(shared, client, 1)
+        assert (type(outcome), outcome.limit) == (vf.BudgetExhausted, "max_total_tokens")
+        assert f"{limit - left:,} of {limit:,} tokens are spent" in str(outcome)
+        (outcome,) = run(Budget(max_total_tokens=left), client, 1)
+        assert type(outcome) is vf.ModelRefused
+        assert server.count == 0
+
+
 # --- ledger ---------------------------------------------------------------------------------------
 
 

@@ -245,9 +245,14 @@ class TooManyFaults(RunError):
 
 
 class BudgetExhausted(RunError):
-    """The next request does not fit into what the run may spend (``max_cost_usd``,
-    ``max_total_tokens``), or the account of the endpoint has no money left (``url``,
-    ``status``)."""
+    """The next request does not fit into what the run may spend (``limit``: ``max_cost_usd`` or
+    ``max_total_tokens``), or the account of the endpoint has no money left (``url``, ``status``;
+    ``limit``: "quota")."""
+
+    @property
+    def is_of_options(self) -> bool:
+        """Whether a limit that was set ended the run, which is no failure."""
+        return self.limit in ("max_cost_usd", "max_total_tokens")
 
 
 class AuthenticationFailed(RunError):

@@ -71,7 +71,7 @@ class Budget:
     still records.
 
     ``prices``: model -> US dollars per million tokens read and sampled, for clients without prices
-    of their own.
+    of their own. ``elsewhere``: what other runs have spent of the same limits.
 
     >>> async def spend(budget, client, request):
     ...     with budget.current():
@@ -85,9 +85,11 @@ class Budget:
         max_total_tokens: float | None = None,
         *,
         prices: Mapping[str, Sequence[float]] | None = None,
+        elsewhere: Amount = Amount(),
     ):
         self.max_cost_usd, self.max_total_tokens = max_cost_usd, max_total_tokens
         self.prices = dict(prices or {})
+        self.elsewhere = elsewhere
         self.spent = Amount()
         self.reserved = Amount()
         self.num_requests = 0
@@ -189,7 +191,7 @@ class Budget:
         self._admit()
 
     def _fits(self, bound: Amount) -> bool:
-        return not self._exceeds(self.spent + self.reserved + bound)
+        return not self._exceeds(self.elsewhere + self.spent + self.reserved + bound)
 
     def _exceeds(self, amount: Amount) -> bool:
         """Whether an amount is above a whole limit."""
@@ -230,10 +232,13 @@ class Budget:
                 f" and over {usual}",
                 status=413,
             )
-        return BudgetExhausted(self._exhausted(bound))
+        is_cost = self._exceeds(Amount(0, (self.elsewhere + self.spent + bound).usd))
+        return BudgetExhausted(
+            self._exhausted(bound), limit="max_cost_usd" if is_cost else "max_total_tokens"
+        )
 
     def _exhausted(self, bound: Amount) -> str:
-        spent, next_one = self.spent, []
+        spent, next_one = self.elsewhere + self.spent, []
         if self.max_total_tokens is not None:
             next_one.append(
                 f"{spent.tokens:,} of {self.max_total_tokens:,} tokens are spent, and the next"

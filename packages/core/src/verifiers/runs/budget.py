@@ -67,7 +67,13 @@ async def open_budget(
     is_new = file is not None and not file.exists()
     if not options.limits_spending and (file is None or is_new):
         return None
-    budget = Budget(options.max_cost_usd, options.max_total_tokens, prices=options.prices)
+    usd, tokens = options.spent_elsewhere
+    budget = Budget(
+        options.max_cost_usd,
+        options.max_total_tokens,
+        prices=options.prices,
+        elsewhere=Amount(tokens, usd),
+    )
     if file is not None:
         entries: list[dict[str, object]] = []
         budget.record_in(stack.enter_context(Journal.open(file, entries.append)))

@@ -50,6 +50,7 @@ class EvaluateOptions(SamplingOptions, total=False):
     keep_states: bool
     keep_raw_responses: bool
     prices: Mapping[str, Sequence[float]] | None
+    spent_elsewhere: tuple[float, int]
     model_name: str | None
     provenance: Mapping[str, Any] | None
     preflight: bool

@@ -249,6 +249,9 @@ class RunOptions(SharedOptions):
     prices: Mapping[str, Sequence[float]] | None = option(None, free=ENDING)
     """Model -> US dollars per million tokens read and sampled, for clients (of judges) without
     prices of their own."""
+    spent_elsewhere: tuple[float, int] = option((0.0, 0), free=ENDING)
+    """US dollars and tokens that other runs have spent of ``max_cost_usd`` and
+    ``max_total_tokens``."""
     model_name: str | None = option(None, free="the run compares the name that results have")
     """Name of the model in the results; None = that of the requests."""
     provenance: Mapping[str, Any] | None = option(None, free=SAVING)

@@ -21,7 +21,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import TYPE_CHECKING
 
 from verifiers.clients.cache import CompletionCache, check_cacheable
-from verifiers.errors import JournalError
+from verifiers.errors import BudgetExhausted, JournalError
 from verifiers.results import GenerateOutputs
 from verifiers.runs.budget import check_limits, open_budget
 from verifiers.runs.copies import hand_over
@@ -87,6 +87,7 @@ class Run(RunDescription):
             except BaseException as error:  # raised again
                 if not was_complete:
                     stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
+                    stopped |= isinstance(error, BudgetExhausted) and error.is_of_options
                     self._note_end(store, "interrupted" if stopped else "failed")
                 raise
 

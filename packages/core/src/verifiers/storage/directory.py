@@ -4,7 +4,8 @@
     results.jsonl   the journal
     images          the images that its rows refer to (``storage.images``)
     results.index   of a large run: a cache, see ``results.index_file``
-    metadata.json   summary, replaced atomically; ``status`` is running, complete, interrupted or failed
+    metadata.json   summary, replaced atomically; ``status`` is running, complete, interrupted
+                    (by a signal, or by a limit on what is spent) or failed
     run.lock        an advisory lock with the pid and host of its holder
 
 Guarantees: a directory holds rollouts of one configuration and is written by one process at a time;

@@ -12,6 +12,10 @@ from verifiers.cli.evaluate.planning import Prepared
 from verifiers.cli.evaluate.sets import CommandSet
 from verifiers.runtime.redaction import HIDDEN, redacted_words
 
+MORE = "MORE"
+"""Stands in a command for the number that the user decides; no number, so that it cannot be run as
+it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
@@ -55,10 +59,21 @@ class Continuation:
         print(f"to run {what}, and nothing else: {self._command(words)}", file=sys.stderr)
 
     def _words(self) -> list[str]:
-        """The words of the command, without those that begin a new run."""
+        """The words of the command, without those that begin a new run, and with ``MORE`` as the limit
+        that is used up."""
         words = [word for word in self.argv if word not in ("--fresh", "--new")]
         is_fresh = self.runs.prepared[0].settings.fresh
-        return [*words, "--no-fresh"] if self.line.files and is_fresh else words  # a file set it
+        if self.line.files and is_fresh:  # a file set it
+            words.append("--no-fresh")
+        if self.runs.used_up is None:
+            return words
+        flag = f"--{self.runs.used_up.replace('_', '-')}"
+        kept = [
+            word
+            for before, word in zip([None, *words], words, strict=False)
+            if flag not in (before, word) and not word.startswith(f"{flag}=")
+        ]
+        return [*kept, flag, MORE]
 
     def _command(self, words: list[str]) -> str:
         command = shlex.join(["vf-eval", *redacted_words(words)])

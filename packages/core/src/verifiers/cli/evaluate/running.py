@@ -15,7 +15,7 @@ from verifiers.cli.evaluate.display import Display, ticking
 from verifiers.cli.evaluate.exporting import Exports
 from verifiers.cli.evaluate.planning import Prepared
 from verifiers.cli.evaluate.preparing import close_all, connect_all
-from verifiers.cli.evaluate.sets import CommandSet
+from verifiers.cli.evaluate.sets import FAILED, INTERRUPTED, CommandSet
 from verifiers.cli.evaluate.summary import (
     Report,
     print_summary,
@@ -92,7 +92,7 @@ class Runner:
     async def _evaluate(self, prepared: Prepared) -> None:
         """A run; a ``RunError`` is reported and the next run starts. A complete run of a set is
         read from disk."""
-        if self.runs.is_exhausted and not self.runs.has_results(prepared):
+        if self.runs.used_up and not self.runs.has_results(prepared):
             return
         progress, exports = Progress(), Exports(prepared.env_id, prepared.settings.export)
         try:
@@ -101,14 +101,22 @@ class Runner:
             if self.runs.has_results(prepared):
                 results = await self._read(prepared, progress, exports)
             else:
-                limits = self.runs.left_for(prepared)
-                if limits is None:
-                    self._end_spent()
+                self.runs.used_up = self.runs.limit_reached()
+                if self.runs.used_up:
+                    self._report(BudgetExhausted(self.runs.exhausted()))
                     return
-                options = {**prepared.options(), **limits, **self.runs.repeats(prepared)}
+                options = {
+                    **prepared.options(),
+                    **self.runs.limits_of(prepared),
+                    **self.runs.repeats(prepared),
+                }
                 results = await self._run(prepared, progress, exports, options)
         except (RunError, UsageError) as error:
             self.display.finish(error.exit_code)
+            if isinstance(error, BudgetExhausted):
+                self.runs.used_up = self.runs.limit_behind(prepared, error)
+                if self.runs.used_up:
+                    error = BudgetExhausted(self.runs.exhausted(error), **error.facts)
             self._fail(error, prepared)
             if exports.results is not None:  # the run counts
                 self._show(prepared, exports.results, progress, None)
@@ -123,12 +131,6 @@ class Runner:
         self.runs.note_complete(prepared)
         if verdict:
             self._fail(RunError(f"{prepared.env_id}: {verdict}"), prepared)
-
-    def _end_spent(self) -> None:
-        """Nothing is left of the limits of all runs: none begins."""
-        self.runs.is_exhausted = True
-        error = BudgetExhausted(self.runs.exhausted())
-        self.report.failed(*fail(error, command="vf-eval", verbose=self.command.verbose))
 
     async def _read(
         self, prepared: Prepared, progress: Progress, exports: Exports
@@ -217,6 +219,11 @@ class Runner:
             self.hints.say_how_to_repeat()
 
     def _fail(self, error: VerifiersError, prepared: Prepared) -> None:
+        is_limit = isinstance(error, BudgetExhausted) and error.is_of_options
+        state = INTERRUPTED if is_limit else FAILED
+        self.runs.note_end(prepared, *self._report(error), state)
+
+    def _report(self, error: VerifiersError) -> tuple[int, dict[str, Any]]:
         code, facts = fail(error, command="vf-eval", verbose=self.command.verbose)
         self.report.failed(code, facts)
-        self.runs.note_failure(prepared, code, facts)
+        return code, facts

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from verifiers.cli.evaluate.arguments import CommandLine
 from verifiers.cli.evaluate.options import EvalSettings
 from verifiers.clients.spending import Amount
-from verifiers.errors import ConfigError
+from verifiers.errors import BudgetExhausted, ConfigError
 from verifiers.results.texts import dollars
 from verifiers.runs.budget import spent_in
 from verifiers.runs.options import PLAN
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from verifiers.cli.evaluate.options import Evaluation
     from verifiers.cli.evaluate.planning import Prepared
 
-FAILED = "failed"
+FAILED, INTERRUPTED = "failed", "interrupted"
+LIMITS = {"max_cost": "max_cost_usd", "max_total_tokens": "max_total_tokens"}
+"""Setting of a command -> option of a run."""
 
 
 @dataclass(slots=True)
@@ -53,11 +55,13 @@ class CommandSet:
     planned: RunSet | None = None
     """Once every model is known."""
     states: list[str] = field(default_factory=list)
-    """``complete``, ``failed`` or ``pending``: what became of each run in this command."""
+    """What became of each run in this command: ``complete``, ``failed``, ``interrupted`` by a limit
+    on what is spent, or ``pending``."""
     failures: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Index of a failed run -> its exit code and its error."""
-    is_exhausted: bool = False
-    """Whether the limits of all runs are spent, so that none begins."""
+    used_up: str | None = None
+    """The limit of all runs (``max_cost``, ``max_total_tokens``) that is used up, so that no other
+    begins."""
     _unsaved: dict[int, Amount] = field(default_factory=dict)
     _directory: SetDirectory | None = None
 
@@ -169,55 +173,75 @@ class CommandSet:
 
     # --- the budget
 
-    def left_for(self, run: Prepared) -> dict[str, Any] | None:
-        """The options of a run that limit what it may spend: what the others left it, or its own
-        limit; None when they left nothing. Without limits of all runs {}.
+    def limits_of(self, run: Prepared) -> dict[str, Any]:
+        """The options of a run that limit what it may spend: those of all runs, with what the others
+        have spent of them, or its own where that leaves it less. Without limits of all runs {}.
 
         *Raises* ConfigError when the cost of a run is unknown.
         """
         if not self.limits:
             return {}
-        spent_by = self._spent_by_run()
-        total, mine = sum(spent_by, Amount()), spent_by[self.prepared.index(run)]
-        options: dict[str, object] = {}
-        for name, option, spent, in_run in (
-            ("max_cost", "max_cost_usd", total.usd, mine.usd),
-            ("max_total_tokens", "max_total_tokens", total.tokens, mine.tokens),
-        ):
-            if name in self.limits:
-                if spent >= self.limits[name]:
-                    return None
-                remainder = self.limits[name] - (spent - in_run)
-                options[option] = min(remainder, getattr(run.settings, option))
-        return options
+        options: dict[str, Any] = {}
+        elsewhere: dict[str, float] = dict.fromkeys(LIMITS, 0)
+        for name, limit in self.limits.items():
+            own, of_others = getattr(run.settings, LIMITS[name]), self._spent(name, but=run)
+            is_own = own < limit and own <= limit - of_others
+            options[LIMITS[name]] = own if is_own else limit
+            elsewhere[name] = 0 if is_own else of_others
+        return {**options, "spent_elsewhere": tuple(elsewhere.values())}
+
+    def limit_reached(self) -> str | None:
+        """The limit of all runs of which nothing is left. *Raises* ConfigError when the cost of a run
+        is unknown."""
+        return next((name for name in self.limits if self._spent(name) >= self.limits[name]), None)
+
+    def limit_behind(self, run: Prepared, error: BudgetExhausted) -> str | None:
+        """The limit of all runs, not of this one alone, into which its next request did not fit."""
+        for name, limit in self.limits.items():
+            if error.limit == LIMITS[name]:
+                return name if self.limits_of(run)[error.limit] == limit else None
+        only = [name for name in LIMITS if error.limit == LIMITS[name]]
+        return only[0] if only and len(self.prepared) == 1 else None
 
     def note_spent(self, run: Prepared, spent: Mapping[str, Any] | None) -> None:
         """Count what a run that isn't saved has spent; None: unknown, its whole limit."""
         if run.path is not None or not self.limits:
             return
-        limits = self.left_for(run) or {}
-        usd, tokens = limits.get("max_cost_usd") or 0.0, limits.get("max_total_tokens") or 0
-        amount = Amount(tokens, usd) if spent is None else Amount(spent["tokens"], spent["usd"])
+        if spent is None:
+            limits = self.limits_of(run)
+            usd, tokens = limits["spent_elsewhere"]
+            whole = Amount(limits.get("max_total_tokens", tokens), limits.get("max_cost_usd", usd))
+            amount = whole - Amount(tokens, usd)
+        else:
+            amount = Amount(spent["tokens"], spent["usd"])
         self._unsaved[self.prepared.index(run)] = amount
 
-    def _spent_by_run(self) -> list[Amount]:
-        is_priced = "max_cost" in self.limits
-        return [
-            self._unsaved.get(index, Amount())
-            if run.path is None
-            else spent_in(run.path, is_priced=is_priced)
-            for index, run in enumerate(self.prepared)
-        ]
+    def _spent(self, name: str, but: Prepared | None = None) -> float:
+        """What the runs have spent, all or all others, of what a limit is of."""
+        total, is_priced = Amount(), "max_cost" in self.limits
+        for index, run in enumerate(self.prepared):
+            if run is not but and run.path is None:
+                total += self._unsaved.get(index, Amount())
+            elif run is not but:
+                total += spent_in(run.path, is_priced=is_priced)
+        return total.usd if name == "max_cost" else total.tokens
 
-    def exhausted(self) -> str:
-        """A sentence about the limits, which are reached."""
-        spent, amounts = sum(self._spent_by_run(), Amount()), []
-        if "max_cost" in self.limits:
-            amounts.append(f"{dollars(spent.usd, 0)} of {dollars(self.limits['max_cost'], 0)}")
-        if "max_total_tokens" in self.limits:
-            amounts.append(f"{spent.tokens:,} of {self.limits['max_total_tokens']:,} tokens")
+    def exhausted(self, error: Exception | None = None) -> str:
+        """A sentence about a limit of all runs, which is used up; ``error``: of the run whose next
+        request does not fit."""
+        of = "set" if self.is_set else "run" if len(self.prepared) == 1 else "command"
+        what = f"stopped: the budget of the {of} is used up"
+        if error is not None:
+            return f"{what}: {error}"
+        amounts = []
+        for name, limit in self.limits.items():
+            spent = self._spent(name)
+            if name == "max_cost":
+                amounts.append(f"{dollars(spent, 0)} of {dollars(limit, 0)}")
+            else:
+                amounts.append(f"{spent:,} of {limit:,} tokens")
         return (
-            f"the runs together have spent {' and '.join(amounts)}; those that are pending do not"
+            f"{what}: its runs have spent {' and '.join(amounts)}; those that are pending do not"
             " begin: raise the limit and run the same command again"
         )
 
@@ -245,10 +269,12 @@ class CommandSet:
         """A run has ended, and its results count."""
         self.states[self.prepared.index(run)] = COMPLETE
 
-    def note_failure(self, run: Prepared, exit_code: int, error: Mapping[str, object]) -> None:
-        """The first failure of a run."""
+    def note_end(
+        self, run: Prepared, exit_code: int, error: Mapping[str, object], state: str = FAILED
+    ) -> None:
+        """The first reason why a run did not complete."""
         index = self.prepared.index(run)
-        self.states[index] = FAILED
+        self.states[index] = state
         self.failures.setdefault(index, {"exit_code": exit_code, "error": dict(error)})
 
     @property
