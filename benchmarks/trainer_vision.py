@@ -10,7 +10,7 @@ of eight, one step off-policy; the vision tower stays as it is, random. A traini
 mean reward of four steps is above 0.9. The control has the same questions and answers, with the
 pictures shuffled among the rows, and as many steps as the slowest seed. Printed: the reward along
 the steps, that of pictures which were not trained on, and CPU seconds of training (one process of
-one thread). `--pairs` is not used.
+one thread). Each step is a line on stderr. `--pairs` is not used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         curve = learn_colours(
             job["kind"], job["seed"], job["steps"], Path(folder), job["is_shuffled"],
-            **job["settings"],
+            is_shown=True, **job["settings"],
         )  # fmt: skip
     return {"rewards": curve.rewards, "cpu_s": curve.cpu_s, "held_out": curve.held_out}
 

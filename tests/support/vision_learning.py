@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,8 @@ class Curve(TrainerCallback):
 
     rewards: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
+    is_shown: bool = False
+    """Whether each step is a line on stderr: the curve of a training that does not end."""
     held_out: float = 0.0
     """Mean reward for pictures that were not trained on."""
 
@@ -47,6 +50,9 @@ class Curve(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.rewards.append(self.trainer.last_step["reward/mean"])
         self.cpu_s.append(time.process_time() - self._begun_s)
+        if self.is_shown:
+            line = f"step {len(self.rewards)}: reward {self.last:.2f}, {self.cpu_s[-1]:.0f} CPU s"
+            print(line, file=sys.stderr, flush=True)
         control.should_training_stop |= len(self.rewards) >= WINDOW and self.last > LEARNT
 
     def watch(self, trainer: RLTrainer) -> RLTrainer:
@@ -74,14 +80,20 @@ def colours(is_shuffled: bool, count: int = 256) -> vf.SingleTurnEnv:
 
 
 def learn_colours(
-    kind: str, seed: int, steps: int, folder: Path, is_shuffled: bool = False, **settings: Any
+    kind: str,
+    seed: int,
+    steps: int,
+    folder: Path,
+    is_shuffled: bool = False,
+    is_shown: bool = False,
+    **settings: Any,
 ) -> Curve:
     """Train a random model of this kind for at most ``steps`` steps."""
     model = vision_folder(kind, folder / "model", seed=seed)
     config = small_config(
         folder / "run", seed=seed, max_steps=steps, eval_num_examples=64, **_SETTINGS | settings
     )
-    curve = Curve()
+    curve = Curve(is_shown=is_shown)
     with RLTrainer(str(model), colours(is_shuffled), config) as trainer:
         curve.watch(trainer).train()
         curve.held_out = trainer.evaluate()["eval_reward"]
