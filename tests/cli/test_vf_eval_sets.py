@@ -496,9 +496,7 @@ def test_a_remainder_below_one_request_ends_the_set_once_and_fails_no_run(
         assert server.count == NUM_ROLLOUTS
 
 
-def test_a_run_that_meets_its_own_limit_does_not_keep_the_others_from_running(
-    vf_eval, eval_folder
-):
+def test_a_run_that_meets_its_own_limit_does_not_keep_the_others_from_running(vf_eval, eval_folder):
     with FakeServer(counted, models=["m", "k"]) as server:
         file = nightly(eval_folder, server.url, more=LIMITED)
         text = (eval_folder / file).read_text()

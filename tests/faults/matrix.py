@@ -629,6 +629,7 @@ ROWS: dict[int, Row] = {
                 TRAINER,
                 "equal_rewards_are_a_warning_with_a_histogram_and_then_the_end",
                 "prompts_that_do_not_fit_are_named_where_nothing_can_be_learned",
+                "a_run_whose_prompts_all_do_not_fit_ends_with_its_first_batch",
                 "when_half_of_the_rewards_raise_the_final_error_says_how_many_and_where",
                 "when_most_rewards_raise_the_error_counts_them_by_cause",
             ),

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+import verifiers as vf
 from support.pipeline import Policy, advance, counting_env, indices, pipeline, turn_of_each
 from support.training import StepLog, run, small_trainer, toy_env
+from verifiers.data.examples import Example
 from verifiers.errors import ConfigError, NoLearningSignal, TooManyFaults
+from verifiers_trainer.policy.preparation import why_no_prompt_fits
 from verifiers_trainer.run import sanity_checks
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
@@ -33,14 +36,34 @@ def test_equal_rewards_are_a_warning_with_a_histogram_and_then_the_end(tmp_path,
 
 
 def test_prompts_that_do_not_fit_are_named_where_nothing_can_be_learned(tmp_path, caplog):
-    same = toy_env(lambda completion, **_: 1.0, system_prompt="x" * 100)
-    settings = {"no_signal_steps": 1, "oversample": 1.0, "max_seq_len": 32}
+    rows = [{"prompt": [{"role": "user", "content": "x" * n}], "answer": ""} for n in (1, 90, 90)]
+    same = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([lambda completion: 1.0]))
+    settings = {"no_signal_steps": 1, "oversample": 1.0, "max_seq_len": 64}
     with pytest.raises(NoLearningSignal, match="Raise max_seq_len, or shorten the prompts"):
         small_trainer(tmp_path, same, **settings).train()
     said = re.search(
-        r"prompt of (\d+) of (\d+) rollouts does not fit max_seq_len = 32", caplog.text
+        r"prompt of (\d+) of (\d+) rollouts does not fit max_seq_len = 64", caplog.text
     )
-    assert said[1] == said[2]
+    assert 0 < int(said[1]) < int(said[2])
+
+
+@pytest.mark.parametrize("max_seq_len", [2, 4, 32])
+def test_a_run_whose_prompts_all_do_not_fit_ends_with_its_first_batch(tmp_path, max_seq_len):
+    """And the control: a prompt that fits is looked for in the whole dataset."""
+    scored = []
+
+    def unscored(completion, **_):
+        scored.append(completion)
+        return 0.0
+
+    long = toy_env(unscored, system_prompt="x" * 100)
+    ends = rf"no prompt fits max_seq_len = {max_seq_len}, so that .* the shortest of 40 has 1\d\d"
+    trainer = small_trainer(tmp_path, long, max_seq_len=max_seq_len, max_tokens=1)
+    with pytest.raises(NoLearningSignal, match=ends):
+        trainer.train()
+    assert len(scored) <= 4 * trainer.args.batch_size
+    examples = [*trainer.training_run.examples, Example(40, "", {"prompt": ""})]
+    assert why_no_prompt_fits(examples, trainer.processing_class, long, max_seq_len) == ""
 
 
 def test_when_half_of_the_rewards_raise_the_final_error_says_how_many_and_where(tmp_path, caplog):

@@ -168,3 +168,24 @@ def test_every_declared_field_of_a_rollout_reaches_the_page():
     assert SAVED.keys() >= CONVERTED
     silent = content_of(row, {})["more"]  # negative control: what says nothing is not listed
     assert not said.keys() & silent.keys()
+
+
+def test_a_rollout_of_one_turn_is_ended_by_its_turn_everywhere(serve, page, tmp_path):
+    """And the control: of more turns the limit of turns is what ended it."""
+    for name, num_turns in (("one", 1), ("two", 2)):
+        path = tmp_path / f"evals/{name}--m/1f2e3d4c"
+        with RunDirectory.create_or_resume(path, {"env_id": name, "model": "m"}) as run:
+            turns = [{"role": "assistant", "content": "4"}, {"role": "user", "content": "?"}]
+            row = {"completion": (turns * num_turns)[:-1], "stop_condition": "max_turns_reached"}
+            with run.open_journal() as journal:
+                journal.append_sync([row | {"example_id": 0, "reward": 1.0, "prompt": "2 + 2?"}])
+            run.write_metadata({"status": "complete", "env_id": name, "model": "m"})
+    served = serve(tmp_path)
+    for name, words in (("one", "its only turn"), ("two", "max_turns_reached")):
+        address = f"{served.url}#/run/evals%2F{name}--m%2F1f2e3d4c"
+        page.open(address)
+        page.wait(lambda words=words: words in " ".join(page.texts(".body .row")))
+        assert words in " ".join(page.texts(".barline"))
+        page.open(address + "/0")
+        page.wait_text(f"stopped: {words}")
+        assert f"stopped by\n{words}" in page.js("return document.body.innerText")

@@ -20,6 +20,8 @@ from verifiers.results import (
     make_dataset,
     print_prompt_completions_sample,
 )
+from verifiers.results.atif import to_trajectory
+from verifiers.results.index import RowIndex
 from verifiers.results.rows import row_for_disk, state_to_output
 from verifiers.results.texts import cause_text, number_lines
 from verifiers.rollouts.error_info import ErrorInfo
@@ -28,6 +30,7 @@ from verifiers.runtime.json import encode_row
 from verifiers.storage.journal import Journal
 from verifiers.testing import ScriptedClient
 from verifiers.types import AssistantMessage, UserMessage
+from verifiers.view.rollout import page
 
 NAN = math.nan
 BOARD = """
@@ -524,3 +527,29 @@ def test_results_are_saved_as_csv_and_other_files_are_refused(tmp_path):
         results.save(tmp_path / "rows.json")
     with pytest.raises(ConfigError, match=r"pandas\.read_csv"):
         load_results(tmp_path / "rows.csv")
+
+
+@pytest.mark.parametrize("usage", [vf.Usage(0, 0), vf.Usage(7, 0)])
+def test_tokens_that_no_server_reported_are_unknown_to_every_reader(tmp_path, usage):
+    """And the control: what is counted stays, a reply of no token too."""
+    env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}])
+    reply = vf.Response(vf.AssistantMessage("2"), usage=usage)
+    path = tmp_path / "run"
+    results = env.evaluate(ScriptedClient([reply]), "m", results_path=path)
+    is_known = usage.prompt_tokens > 0
+    counts = {"input_tokens": 7, "output_tokens": 0}
+    counts |= {f"final_{name}": count for name, count in counts.items()}
+    expected = counts if is_known else {}
+    loaded = vf.load_results(path)
+    assert results.metadata["usage"] == loaded.metadata["usage"] == expected
+    index = RowIndex(path / "results.jsonl", ["num_turns"])
+    index.read()
+    assert [math.isnan(index.columns[f"{name}_tokens"][0]) for name in ("input", "output")] == [
+        not is_known
+    ] * 2
+    assert page(loaded.outputs[0], {})["usage"] == expected
+    totals = to_trajectory(loaded.outputs[0])["final_metrics"]
+    assert ("total_prompt_tokens" in totals, "total_completion_tokens" in totals) == (
+        is_known,
+        is_known,
+    )

@@ -17,7 +17,7 @@ from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric, RubricGroup
 from verifiers.rubrics.judge_rubric import JudgeRubric
 from verifiers.rubrics.judging import AGGREGATIONS, DEFAULT_JUDGE_PROMPT, read_score
-from verifiers.testing import Behaviour, FakeServer, ScriptedClient
+from verifiers.testing import Behaviour, FakeServer, ScriptedClient, run_rollout_sync
 from verifiers.types import Message, Response, Usage, UserMessage
 
 NAN = math.nan
@@ -134,6 +134,22 @@ def test_what_a_judge_lacks_is_said_before_the_first_rollout(monkeypatch, within
     with pytest.raises(ConfigError, match=said):
         env.evaluate(client, "policy")
     assert client.requests == []
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_judge_that_is_never_asked_is_said_by_unit_tests_too(grouped):
+    """And the control: a rubric of nothing says that the reward is unknown, and no more."""
+    judge = JudgeRubric(judge_client=ScriptedClient("9"), judge_model="judge-a")
+    rubric = vf.RubricGroup([judge]) if grouped else judge
+    env = vf.SingleTurnEnv(dataset=[{"question": "2+2", "answer": "4"}], rubric=rubric)
+    for score in (
+        lambda: rubric.score_rollout_sync(state_of()),
+        lambda: rubric.score_group_sync([state_of()]),
+        lambda: run_rollout_sync(env, ScriptedClient("4")),
+    ):
+        with pytest.raises(ConfigError, match="'judge-a' is never asked"):
+            score()
+    assert math.isnan(vf.Rubric().score_rollout_sync(state_of())["reward"])
 
 
 def test_no_client_given_means_the_endpoint_of_the_environment_and_not_the_policy(monkeypatch):

@@ -24,6 +24,7 @@ from verifiers.errors import ConfigError
 from verifiers.results import GenerateOutputs, load_results
 from verifiers.results.rows import json_ready
 from verifiers.results.statistics import clustered_stderr, known_values, mean
+from verifiers.rollouts.values import reported
 from verifiers.runtime.json import in_utf8
 from verifiers_integrations.inspect_messages import STOP_REASONS, load, to_chat
 
@@ -168,13 +169,17 @@ def _completion(output: Mapping[str, object]) -> Any:
 def _model_output(output: Mapping[str, Any], model: str) -> object:
     types = load("model")
     replies = [m for m in to_chat(_completion(output)) if isinstance(m, types.ChatMessageAssistant)]
-    used = output["token_usage"] or {}
+    used = reported(output["token_usage"])
     read, written = int(used.get("input_tokens") or 0), int(used.get("output_tokens") or 0)
     reason = STOP_REASONS["length" if output["is_truncated"] else "stop"]
     choices = (
         [types.ChatCompletionChoice(message=replies[-1], stop_reason=reason)] if replies else []
     )
-    usage = types.ModelUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)
+    usage = None
+    if used:
+        usage = types.ModelUsage(
+            input_tokens=read, output_tokens=written, total_tokens=read + written
+        )
     return types.ModelOutput(model=model, choices=choices, usage=usage)
 
 

@@ -416,6 +416,7 @@ class RLTrainer(HFLoop):
             turns_of=lambda completion, name: self.client.turns_of(completion, name),
             compute_rewards=self.compute_rewards if rewards_are_own else None,
             record_dropped=self.recorder.record_dropped,
+            no_prompt_fits="" if draws else run.why_no_prompt_fits(),
         )
 
     def get_train_dataloader(self) -> Any:

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from verifiers.rollouts.values import reported
+
 Output = Mapping[str, Any]
 
 
@@ -90,7 +92,7 @@ class _TokensMetric(MeanMetric):
     key = ""
 
     def extract(self, output: Output) -> float | None:
-        count = (output.get("token_usage") or {}).get(self.key)
+        count = reported(output.get("token_usage")).get(self.key)
         return None if count is None else float(count)
 
 

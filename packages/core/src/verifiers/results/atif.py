@@ -31,6 +31,7 @@ from verifiers.results.rows import (
     with_remainder,
 )
 from verifiers.rollouts.transcript import Transcript
+from verifiers.rollouts.values import reported
 from verifiers.runtime.bounded import MAX_ROW_BYTES, read_file
 from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import decode_row, encode_row
@@ -80,7 +81,7 @@ def to_trajectory(output: Mapping[str, Any], agent: str = "", model: str = "") -
         main = next((c for c in mains if c[-1][1][-1:] == completion[-1:]), [])
         if main:
             prompt, conversation = _messages(main[0][2]["prompt"], "user"), main[-1][1]
-    usage = row.get("token_usage") or {}
+    usage = reported(row.get("token_usage"))
     version = metadata.version("verifiers")
     who: Json = {"name": agent or OURS, "version": version, "model_name": model or None}
     if isinstance(row.get("tool_defs"), list):

@@ -16,7 +16,7 @@ from verifiers.results.coverage import counts_of
 from verifiers.results.rows import row_from_disk
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.rollout import SAVED
-from verifiers.rollouts.values import number, tree_number
+from verifiers.rollouts.values import number, reported, tree_number
 from verifiers.runtime.json import decode_row
 
 DECLARED_NUMBERS = [name for name, field in SAVED.items() if field.saved.index == "number"]
@@ -120,7 +120,7 @@ def head_values(body: bytes, metric_names: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _values_of(head: Any) -> tuple[object, ...]:
-    usage = {name: number(count) for name, count in (head.token_usage or {}).items()}
+    usage = {name: number(count) for name, count in reported(head.token_usage).items()}
     turns, chars = _measure(head.completion)
     cause, names = None, {name: _text(getattr(head, name)) for name in DECLARED_NAMES}
     if head.error is not None:

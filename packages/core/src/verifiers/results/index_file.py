@@ -37,7 +37,7 @@ from verifiers.storage.files import write_all
 
 INDEX_NAME = "results.index"
 KEY_NAME = "index.key"
-_FORMAT = f"results.index 6 {' '.join(VALUES)}".encode()
+_FORMAT = f"results.index 7 {' '.join(VALUES)}".encode()
 """Changes with what a part holds; the seals of another format do not fit."""
 _HEAD = struct.Struct(">QQ32s")
 """Before each part: the end of what it covers in the journal, the part's size, and its seal: half of

@@ -28,7 +28,7 @@ from verifiers.results.statistics import (
     solved,
 )
 from verifiers.rollouts.error_info import ErrorInfo
-from verifiers.rollouts.values import tree_number
+from verifiers.rollouts.values import reported, tree_number
 from verifiers.rubrics.scoring import SUCCESS
 from verifiers.types import AttributeDict
 
@@ -109,7 +109,7 @@ class Measurements:
         """The columns of rollouts in memory."""
         metrics = [output["metrics"] for output in outputs]
         errors = [output["error"] for output in outputs]
-        usages = [output["token_usage"] or {} for output in outputs]
+        usages = [reported(output["token_usage"]) for output in outputs]
         return cls(
             rewards=[output["reward"] for output in outputs],
             examples=[example_key(output) for output in outputs],

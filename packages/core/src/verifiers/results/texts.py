@@ -4,6 +4,7 @@ number is "unknown"."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,17 @@ PARTS_IN_CODE = (
     "rubric parser environment code reward_functions reward_weights group_weights".split()
 )
 """Parts of a run's configuration that its code sets, not its user."""
-SINGLE_TURN = "its only turn"
-"""What ends a rollout that has no second turn; saved as the limit of turns."""
+OF_ONE_TURN = {StopReason.MAX_TURNS.value: "its only turn"}
+"""Saved reason -> words, of a rollout that has one turn: it met no limit of turns."""
+
+
+def ended_by(reason: str | None, num_turns: float) -> str | None:
+    """What ended a rollout of so many turns, or a mean of so many, in words.
+
+    >>> ended_by("max_turns_reached", 1), ended_by("max_turns_reached", 2), ended_by("won", 1)
+    ('its only turn', 'max_turns_reached', 'won')
+    """
+    return OF_ONE_TURN.get(reason or "", reason) if num_turns == 1 else reason
 
 
 def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -44,12 +54,12 @@ def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         listed = ", ".join(f"{count} × {cause}" for cause, count in facts["unscored"].items())
         yield "unscored", f"{listed}; not in the mean"
     if facts["stop_conditions"]:
-        is_single = facts["avg_metrics"].get("num_turns") == 1
+        num_turns = facts["avg_metrics"].get("num_turns", math.nan)
         ends = (
-            (count, SINGLE_TURN if is_single and reason == StopReason.MAX_TURNS else reason)
+            f"{count} × {ended_by(reason, num_turns)}"
             for reason, count in facts["stop_conditions"].items()
         )
-        yield "ended by", ", ".join(f"{count} × {end}" for count, end in ends)
+        yield "ended by", ", ".join(ends)
     yield from coverage_lines(facts.get("coverage"), max_tokens_of(facts))
     yield "tokens", _tokens(facts["usage"], facts["num_rollouts"])
     if facts["cost_usd"] is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from verifiers.types import AttributeDict
+
+T = TypeVar("T")
 
 LARGEST = 1e19
 """The largest reward or metric: float32, in which training computes, still holds its square, and
@@ -39,6 +41,29 @@ def counts(values: Mapping[str, object] | None) -> dict[str, Any]:
         name: None if known_number(value) is None else value
         for name, value in (values or {}).items()
     }
+
+
+_READ_AND_SAMPLED = (
+    ("input_tokens", "output_tokens"),
+    ("prompt_tokens", "completion_tokens"),
+    ("judge_input_tokens", "judge_output_tokens"),
+)
+
+
+def reported(usage: Mapping[str, T] | None) -> dict[str, T]:
+    """The counts of tokens that a server reported: no model answers without having read a token, so
+    that 0 of them are no count.
+
+    >>> reported({"input_tokens": 0, "output_tokens": 0}), reported({"input_tokens": 7})
+    ({}, {'input_tokens': 7})
+    """
+    counted = dict(usage or {})
+    for read, sampled in _READ_AND_SAMPLED:
+        if counted.get(read) == 0:
+            del counted[read]
+            if counted.get(sampled) == 0:
+                del counted[sampled]
+    return counted
 
 
 def text(value: object) -> str | None:

@@ -33,6 +33,7 @@ from verifiers.storage.identity import Free, Identified
 
 if TYPE_CHECKING:
     from verifiers.parsers import Parser
+    from verifiers.rubrics.scoring import Plan
 
 logger = logging.getLogger("verifiers.rubrics")
 Semaphore = AbstractAsyncContextManager[Any]
@@ -184,8 +185,9 @@ class Rubric(Declarations, Identified):
             await self.run_cleanup(states)
 
     async def score_rollout(self, state: State, score_sem: Semaphore | None = None) -> RolloutScore:
-        """Score one rollout in place. *Raises* ConfigError when a function scores whole groups."""
-        plan = self.plan()
+        """Score one rollout in place. *Raises* ConfigError when a function scores whole groups, and
+        for a judge that no function asks."""
+        plan = self._scoring_plan()
         for f in plan.functions:
             if f.is_group:
                 raise ConfigError(
@@ -201,8 +203,9 @@ class Rubric(Declarations, Identified):
     async def score_group(
         self, states: Sequence[State], score_sem: Semaphore | None = None
     ) -> RolloutScores:
-        """Score rollouts of an example in place; ``score_sem`` limits how many at a time."""
-        plan, slot = self.plan(), score_sem or nullcontext()
+        """Score rollouts of an example in place; ``score_sem`` limits how many at a time. *Raises*
+        ConfigError for a judge that no function asks."""
+        plan, slot = self._scoring_plan(), score_sem or nullcontext()
 
         async def score_one(state: State) -> None:
             async with slot:
@@ -215,6 +218,13 @@ class Rubric(Declarations, Identified):
         finally:
             await self.run_cleanup(states)
         return RolloutScores.of(states)
+
+    def _scoring_plan(self) -> Plan:
+        """The plan of a pass that no run begins, which would have asked for what is missing."""
+        plan = self.plan()
+        if not plan.functions:
+            self.check_needs()
+        return plan
 
     def score_rollout_sync(self, *args: Any, **kwargs: Any) -> RolloutScore:
         """``score_rollout``, blocking."""

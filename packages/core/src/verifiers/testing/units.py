@@ -76,8 +76,10 @@ def run_rollout_sync(
 
     ``row``: a dataset row (``{"question": …, "answer": …}``); default: the first training row, else
     evaluation row. An error of the rollout is in ``state["error"]``. Raises ``DatasetError`` when
-    there is no row.
+    there is no row, ``ConfigError`` for a judge that no reward function asks.
     """
+    if not env.rubric.functions:
+        env.rubric.check_needs()
     if row is None:
         table = env.train_table if env.train_table is not None else env.eval_table
         if not len(table):

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
-from verifiers.results.texts import latency_text, number_lines
+from verifiers.results.texts import ended_by, latency_text, number_lines
 from verifiers.runtime.terminal import escape_control
 
 ROLE_STYLES = {
@@ -86,7 +86,7 @@ def row_line(facts: Mapping[str, Any], preview: Mapping[str, str]) -> Text:
     line.append(f"{_number(reward):>8}", style)
     line.append(f" {_count(facts['turns']):>5} {_count(facts['output_tokens']):>7} ")
     line.append(f"{'–' if math.isnan(facts['total_ms']) else latency_text(facts['total_ms']):>7} ")
-    stopped = facts["error"] or facts["stop_condition"] or ""
+    stopped = facts["error"] or ended_by(facts["stop_condition"], facts["turns"]) or ""
     line.append(f"{_cell(stopped, 20)} ", "red" if facts["error"] else "")
     line.append(_cell(preview["question"], 40), "dim")
     line.append(f"  {escape_control(preview['reply'])}")
@@ -101,7 +101,7 @@ def rollout_text(rollout: Mapping[str, Any]) -> Text:
         weight = "" if score["weight"] is None else f" × {score['weight']:g}"
         value = f"{_number(score['value'])}{weight}"
         text.append(f"   {escape_control(score['name'])} {value}", "" if weight else "dim")
-    text.append(f"\nstopped by {escape_control(str(rollout['stop_condition']))}", "dim")
+    text.append(f"\nstopped by {escape_control(str(rollout['ended_by']))}", "dim")
     if rollout["answer"] not in (None, ""):
         text.append(f"\nanswer {_plain(rollout['answer'])}", "dim")
     turn = 0

@@ -26,6 +26,7 @@ from verifiers.results.labels import LABEL, completion_hash, read_labels, write_
 from verifiers.results.sets import partners_within
 from verifiers.results.statistics import known_values
 from verifiers.results.stored import StoredOutputs
+from verifiers.results.texts import OF_ONE_TURN
 from verifiers.storage.directory import METRICS_NAME
 from verifiers.storage.images import IMAGES_NAME, StoredImages, stored_name
 from verifiers.storage.proof import proof_of, read_proof
@@ -122,6 +123,7 @@ class Library:
             "replaced": index.replaced,
             "damage": index.damage,
             "info": index.info_names(),
+            "ends": OF_ONE_TURN,
             "columns": columns,
             "metrics": {name: list(values[first:total]) for name, values in index.metrics.items()},
         }

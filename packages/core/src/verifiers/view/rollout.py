@@ -18,7 +18,9 @@ from verifiers.data.media import properly_named
 from verifiers.data.messages import field, message_text
 from verifiers.data.text import split_reasoning
 from verifiers.results.rows import ALWAYS, DISK_FIELDS, FIELDS, RolloutOutput, json_ready
+from verifiers.results.texts import ended_by
 from verifiers.rollouts.declaration import EMPTY
+from verifiers.rollouts.values import reported
 from verifiers.storage.images import stored_name
 
 IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp|avif|bmp);base64,[A-Za-z0-9+/=\s]*")
@@ -62,11 +64,12 @@ def page(
     content = {
         **{name: row[name] for name in ALWAYS if name not in CONVERTED},
         **{name: row.get(name) for name in SOMETIMES_SAVED},
+        "ended_by": ended_by(row["stop_condition"], _num_turns(messages)),
         "messages": messages,
         "steps": steps,
         "scores": [_score(name, value, weights) for name, value in metrics.items()],
         "is_truncated": bool(row["is_truncated"]),
-        "usage": row["token_usage"],
+        "usage": reported(row["token_usage"]),
         "tools": row["tool_defs"],
         "agent": agent,
         "branches": [] if agent is None else _branches(trajectory, steps, messages),
@@ -78,6 +81,11 @@ def page(
     }
     ready: dict[str, object] = json_ready(content)
     return ready
+
+
+def _num_turns(messages: Sequence[Mapping[str, Any]]) -> int:
+    ends = [m for m in messages if (m["place"], m["role"]) == ("completion", "assistant")]
+    return len(ends)
 
 
 def _agent(row: RolloutOutput) -> dict[str, object] | None:

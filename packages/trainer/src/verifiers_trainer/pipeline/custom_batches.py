@@ -75,6 +75,7 @@ def open_batches(
     turns_of: TurnsOf,
     compute_rewards: Callable[..., object] | None = None,
     record_dropped: RecordDropped | None = None,
+    no_prompt_fits: str = "",
 ) -> BatchSource:
     """Create the source of each step's batch, without starting it.
 
@@ -82,6 +83,7 @@ def open_batches(
     batch of finished rollouts that ``draw`` returned, which its checkpoint has; None takes the
     examples in order, or by
     ``env_weights``. compute_rewards: a hook that replaces the rubric's rewards; None keeps them.
+    no_prompt_fits: as of ``SignalMeter``.
     Raises ``ConfigError`` for settings that contradict each other or the rows.
     """
     schedule: Schedule | None = None
@@ -102,7 +104,7 @@ def open_batches(
         )
     decide = _decide_rewards(env, settings, steps_per_epoch, compute_rewards)
     return PipelineThread(
-        Pipeline(env, examples, context, settings, schedule, decide, record_dropped)
+        Pipeline(env, examples, context, settings, schedule, decide, record_dropped, no_prompt_fits)
     )
 
 

@@ -140,7 +140,8 @@ class SignalMeter:
 
     ``signal`` is the part of the counts that a checkpoint saves. One pass over the set is
     ``rollouts_per_pass`` rollouts; ``may_be_solved`` is False if a subclass or a schedule of
-    difficulties selects the rows, because other rows may follow.
+    difficulties selects the rows, because other rows may follow. ``no_prompt_fits``: a sentence if no
+    prompt of the dataset fits ``max_seq_len``.
     """
 
     def __init__(
@@ -149,8 +150,10 @@ class SignalMeter:
         signal: Signal,
         rollouts_per_pass: int = 0,
         may_be_solved: bool = True,
+        no_prompt_fits: str = "",
     ):
         self.config, self.signal = config, signal
+        self._no_prompt_fits = no_prompt_fits
         self._per_pass, self._may_be_solved = rollouts_per_pass, may_be_solved
         self._since = time.monotonic()
         self._histogram: Counter[float] = Counter()
@@ -162,9 +165,12 @@ class SignalMeter:
 
     def note(self, batch: TrainBatch) -> tuple[bool, Mapping[str, float]]:
         """Count a batch; whether it is trained on, and its numbers for ``metrics.jsonl`` if it has
-        no signal."""
+        no signal. Raises ``NoLearningSignal`` at once when no prompt fits."""
         is_step = batch.num_tokens > 0 or (self._keeps and bool(batch.groups))
         groups, numbers = [*batch.groups, *batch.discarded], {}
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        if self._no_prompt_fits and rollouts and all(map(_is_unasked, rollouts)):
+            raise NoLearningSignal(self._no_prompt_fits)
         if batch.num_tokens and any(not group.is_dead(self.config) for group in batch.groups):
             self.note_batch(groups)
         elif groups:

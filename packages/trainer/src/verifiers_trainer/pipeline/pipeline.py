@@ -107,6 +107,7 @@ class Pipeline:
         schedule: Schedule | None = None,
         decide_rewards: DecideRewards | None = None,
         record_dropped: RecordDropped | None = None,
+        no_prompt_fits: str = "",
     ):
         self.env, self.context, self.config = env, context, config
         self.schedule = schedule or Schedule(examples, config.seed, config.shuffle_dataset)
@@ -134,7 +135,9 @@ class Pipeline:
         """When the newest rollout or group was finished, on the monotonic clock."""
         self._faults = FaultMeter(config)
         per_pass = len(self.schedule.examples) * config.rollouts_per_example
-        self._signal = SignalMeter(config, self.state.signal, per_pass, self.schedule.may_skip)
+        self._signal = SignalMeter(
+            config, self.state.signal, per_pass, self.schedule.may_skip, no_prompt_fits
+        )
         self._failure: BaseException | None = None
         self._changed = asyncio.Condition()
         self.closing = False

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MOST_PROMPTS = 1000
+"""Prompts whose tokens are counted to say that none fits; the first that fits is usually the first."""
+
 
 def load(model: Any, tokenizer: Any, config: RLConfig) -> tuple[Any, Any]:
     """(model, tokenizer), each loaded if it is a name; by default the model's own tokenizer. A
@@ -281,6 +284,33 @@ def _without_beginning(prompt: Messages, num_characters: int) -> Any:
         messages.append({**message, "content": shorter})
         num_characters = max(0, num_characters - len(text or ""))
     return messages
+
+
+def why_no_prompt_fits(
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    env: Environment,
+    max_seq_len: int,
+    of_images: Processing | None = None,
+) -> str:
+    """A sentence if no prompt leaves room for a token of an answer, of at most ``MOST_PROMPTS``
+    that are spread over the examples; "" if one does, or cannot be rendered."""
+    looked_at = range(0, len(examples), -(-len(examples) // MOST_PROMPTS))
+    sizes = []
+    for index in looked_at:
+        row = examples[index].row
+        try:
+            size = num_prompt_tokens(row, tokenizer, env.for_row(row), of_images)
+        except (ConfigError, BadRequest):  # its rollout fails, with the reason
+            return ""
+        if size < max_seq_len:
+            return ""
+        sizes.append(size)
+    return (
+        f"no prompt fits max_seq_len = {max_seq_len}, so that the model is never asked: the shortest"
+        f" of {len(looked_at):,} has {min(sizes):,} tokens with the chat template. Raise max_seq_len"
+        " above that, with room for the answer, or shorten the prompts"
+    )
 
 
 def prompt_of(row: Mapping[str, Any], chat: ChatFormat, env: Environment) -> Prompt:

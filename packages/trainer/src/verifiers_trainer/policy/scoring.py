@@ -33,8 +33,8 @@ NUM_PROMPT, NUM_ANSWER = 136, 8
 
 def fixed_prompts(tokenizer: PreTrainedTokenizerBase, limit: int) -> list[list[int]]:
     """A prompt of common tokens, and a prompt of tokens from the whole vocabulary; with its answer
-    each has at most ``limit`` tokens."""
-    length = min(NUM_PROMPT, limit - NUM_ANSWER)
+    each has at most ``limit`` tokens; below ``NUM_ANSWER`` + 1 the answer is the shorter."""
+    length = max(1, min(NUM_PROMPT, limit - NUM_ANSWER))
     common = list(tokenizer(COMMON * 12, add_special_tokens=False)["input_ids"])[:length]
     special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
     plain = sorted(set(tokenizer.get_vocab().values()) - special) or common

@@ -147,6 +147,16 @@ class TrainingRun:
             )
         return self._examples
 
+    def why_no_prompt_fits(self) -> str:
+        """A sentence if no prompt of the examples fits ``max_seq_len``, else ""."""
+        return preparation.why_no_prompt_fits(
+            self.examples,
+            self.tokenizer,
+            self.env,
+            self.settings.max_seq_len,
+            processing_of(self.model),
+        )
+
     @property
     def num_steps_per_epoch(self) -> int:
         """Batches of a pass over the examples."""

@@ -46,12 +46,12 @@ function unit([low, high]) {
   return low >= 0 && low < 0.05 && high > 0.95 && high <= 1 ? [0, 1] : [low, high];
 }
 
-export function barList(title, counted, { onpick = null, chosen = "", limit = 6 } = {}) {
+export function barList(title, counted, { onpick = null, chosen = "", limit = 6, label = String } = {}) {
   const most = Math.max(1, ...counted.map(([, n]) => n));
   const items = counted.slice(0, limit).map(([name, n]) =>
     h("button", { class: "barline", type: "button", "aria-pressed": String(name === chosen), disabled: !onpick,
       onclick: () => onpick(name === chosen ? "" : name), vars: { "--share": `${(100 * n) / most}%` } },
-      h("span", null, String(name)), h("b", null, count(n))));
+      h("span", null, label(name)), h("b", null, count(n))));
   const more = counted.length > limit ? h("p", { class: "none" }, `and ${counted.length - limit} more`) : null;
   return figure(title, items.length ? [...items, more] : [h("p", { class: "none" }, "none")]);
 }

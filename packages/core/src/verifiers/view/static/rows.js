@@ -42,6 +42,7 @@ export class Rows {
     this.metrics = Object.create(null);
     this.extra = Object.create(null); // info.<key> -> its values, loaded on demand
     this.info = [];
+    this.ends = {};
     this.replaced = new Set();
     this.groups = null;
     this.agreement = null;
@@ -82,7 +83,7 @@ export class Rows {
       this.metrics[name] = extend(this.metrics[name] || new Array(before).fill(null), values);
     }
     if (answer.total > this.total) (this.found.clear(), (this.groups = null));
-    Object.assign(this, { total: answer.total, progress: answer.progress, complete: answer.complete, damage: answer.damage, info: answer.info || [] });
+    Object.assign(this, { total: answer.total, progress: answer.progress, complete: answer.complete, damage: answer.damage, info: answer.info || [], ends: answer.ends || {} });
     this.replaced = new Set(answer.replaced);
   }
 
@@ -91,6 +92,13 @@ export class Rows {
     if (name.startsWith("metric:")) return (this.metrics[name.slice(7)] || [])[row];
     if (name.startsWith("info.")) return (this.extra[name] || [])[row];
     return (this.columns[name] || [])[row];
+  }
+
+  // What ended a rollout of one turn, or, without a row, those of a run whose rollouts all have one.
+  endedBy(stop, row = null) {
+    const { turns = [] } = this.columns;
+    const isOne = row === null ? turns.every((n) => !(n > 1)) : turns[row] === 1;
+    return isOne && Object.hasOwn(this.ends, stop) ? this.ends[stop] : stop;
   }
 
   // A column by the name that a filter has for it.

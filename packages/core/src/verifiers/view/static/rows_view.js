@@ -88,7 +88,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
       ...(rows.agreement ? [{ id: "label", title: "Label", width: "4.4rem", sort: "label", cell: (row) => labelName(rows.value("label", row)) }] : []),
       { id: "time", title: "Time", width: "5rem", sort: "total_ms", className: "number", cell: (row) => duration(rows.value("total_ms", row)) },
       { id: "task", title: "Name of the task", width: "7rem", sort: "task", optional: true, cell: (row) => visible(String(rows.value("task", row) ?? "")) },
-      { id: "stop", title: "Stopped by", width: "minmax(6rem, 10rem)", sort: "stop_condition", cell: (row) => (rows.value("error", row) ? h("span", { class: "bad" }, visible(rows.value("error", row))) : visible(rows.value("stop_condition", row) || "")) },
+      { id: "stop", title: "Stopped by", width: "minmax(6rem, 10rem)", sort: "stop_condition", cell: (row) => (rows.value("error", row) ? h("span", { class: "bad" }, visible(rows.value("error", row))) : visible(rows.endedBy(rows.value("stop_condition", row), row) || "")) },
     ];
   }
 
@@ -223,7 +223,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
     replace(filters, search, where,
       select("Rows of the table", [["", "a row per rollout"], ["example", "a row per example"], ["task", "a row per task"], ...rows.info.map((name) => [name, `a row per ${name}`])], view.by, (by) => set({ by, sort: VIEW.sort })),
       select("Errors", [["", "errors and not"], ["none", "without error"], ["any", `with error (${count(errors.reduce((n, [, m]) => n + m, 0))})`], ...errors.map(([name, n]) => [name, `${name} (${n})`])], view.error, (error) => set({ error })),
-      select("Stop condition", [["", "any stop condition"], ...stops.map(([name, n]) => [name, `${name} (${n})`])], view.stop, (stop) => set({ stop })),
+      select("Stop condition", [["", "any stop condition"], ...stops.map(([name, n]) => [name, `${rows.endedBy(name)} (${n})`])], view.stop, (stop) => set({ stop })),
       h("span", { class: "range" }, bound("low", "least"), " to ", bound("high", "most")),
       select("Sort", sorts, view.sort, (sort) => set({ sort })),
       clear,
@@ -240,7 +240,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
       histogram(rewards, { title: "Reward", range: range[0] === 0 && range[1] === 1 ? range : null, onpick: pickReward }),
       lengths.length ? histogram(lengths, { title: "Tokens written", format: count, onpick: pick("output_tokens") }) : histogram(rows.numbers("chars", chosen), { title: "Characters written", format: count, onpick: pick("chars") }),
       metrics.map((name) => histogram(rows.numbers(`metric:${name}`, chosen), { title: name, onpick: pick(name) })),
-      barList("Stopped by", rows.counts("stop_condition", chosen), { chosen: view.stop, onpick: (stop) => set({ stop }), limit: 4 }));
+      barList("Stopped by", rows.counts("stop_condition", chosen), { chosen: view.stop, onpick: (stop) => set({ stop }), limit: 4, label: (stop) => rows.endedBy(stop) }));
   }
 
   const round = (value) => Number(value.toPrecision(6));

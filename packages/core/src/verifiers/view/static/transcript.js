@@ -26,7 +26,7 @@ export function transcript(rollout, { mark = "" } = {}) {
   blocks.push(...branches.filter((one) => one.at >= messages.length).map((one) => branch(one, rollout, mark)));
   if (!messages.length) blocks.push(h("p", { class: "none" }, "This rollout has no messages."));
   if (rollout.error) blocks.push(failure(rollout.error));
-  else if (rollout.stop_condition) blocks.push(h("div", { class: "divider end" }, h("span", null, visible(`stopped: ${rollout.stop_condition}`))));
+  else if (rollout.stop_condition) blocks.push(h("div", { class: "divider end" }, h("span", null, visible(`stopped: ${rollout.ended_by}`))));
   return h("div", { class: "transcript", oncopy: (event) => copyRaw(event) }, blocks);
 }
 
@@ -278,7 +278,7 @@ export function facts(rollout) {
     ...(rollout.agent ? agentFacts(rollout.agent) : []),
     given(rollout.answer) ? h("section", null, h("h3", null, "Answer"), value(rollout.answer)) : null,
     h("section", null, h("h3", null, "Numbers"), list([
-      ["stopped by", rollout.stop_condition], ["truncated", rollout.is_truncated ? "yes" : null],
+      ["stopped by", rollout.ended_by], ["truncated", rollout.is_truncated ? "yes" : null],
       ["tokens read", isKnown(usage.input_tokens) ? count(usage.input_tokens) : null],
       ["tokens written", isKnown(usage.output_tokens) ? count(usage.output_tokens) : null],
       ["time", isKnown(timing.total_ms) ? duration(timing.total_ms) : null],
