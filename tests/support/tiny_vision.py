@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from PIL import Image
@@ -156,6 +157,35 @@ def _idefics3() -> tuple[Any, Any, str]:
     return config, processor, _OF_PARTS_ALONE.replace("PLACE", "<image>")
 
 
+def _smolvlm() -> tuple[Any, Any, str]:
+    """Skips without the packages that its processor imports for videos."""
+    for package in ("num2words", "torchvision"):
+        pytest.importorskip(package, reason=f"SmolVLM's processor needs {package}")
+    names = ("<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>")
+    tokenizer = _with_tokens(*names)
+    named = {"fake_image_token": names[0], "image_token": names[1], "global_image_token": names[2]}
+    for name, token in named.items():  # as SmolVLM's tokenizer names them
+        setattr(tokenizer, name, token)
+        setattr(tokenizer, f"{name}_id", tokenizer.convert_tokens_to_ids(token))
+    edge = {"longest_edge": SIDE}
+    processor = of_images(transformers.SmolVLMProcessor)(
+        image_processor=_pil("smolvlm", "SmolVLMImageProcessorPil")(
+            do_image_splitting=False, size=edge, max_image_size=edge
+        ),
+        tokenizer=tokenizer,
+        video_processor=transformers.SmolVLMVideoProcessor(),
+        image_seq_len=4,
+    )
+    like, _, template = _idefics3()
+    config = transformers.SmolVLMConfig(
+        text_config={"model_type": "llama", **_text(tokenizer)},
+        vision_config=like.vision_config.to_dict(),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"), scale_factor=2,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    return config, processor, template
+
+
 def _pil(model: str, name: str) -> Any:
     module = f"transformers.models.{model}.image_processing_pil_{model}"
     return getattr(__import__(module, fromlist=[name]), name)
@@ -240,6 +270,7 @@ _MAKERS: dict[str, Callable[[], tuple[Any, Any, str]]] = {
     "qwen3_vl": _qwen3_vl,
     "llava": _llava,
     "gemma3": _gemma3,
+    "smolvlm": _smolvlm,
 }
 FAMILIES = tuple(_MAKERS)
 

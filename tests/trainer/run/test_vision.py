@@ -69,7 +69,7 @@ def test_the_part_that_computes_text_is_trained_on_what_was_sampled(
     assert moved <= of_text
     if use_lora:
         assert all("lora" in name for name in moved)
-    assert trainer.config.packing is False
+    assert all((row.position_ids == 0).sum() == 1 for row in trainer.newest.rows)
 
 
 def test_train_vision_trains_what_sees(folders, tmp_path):
@@ -84,14 +84,17 @@ def test_train_vision_is_refused_for_a_model_of_text(tmp_path):
         RLTrainer("builtin:tiny", toy_env(), small_config(tmp_path, train_vision=True))
 
 
-def test_prompts_of_text_alone_train_on_such_a_model(folders, tmp_path):
+@pytest.mark.parametrize(("kind", "is_packed"), [("idefics3", True), ("qwen2_5_vl", False)])
+def test_prompts_of_text_alone_train_on_such_a_model(kind, is_packed, folders, tmp_path):
+    """Packed as those of a model of text, but where the class has positions of its own."""
     env = vf.SingleTurnEnv(
         dataset=[{"question": f"q{n}"} for n in range(4)],
         rubric=vf.Rubric([length]),
     )
-    trainer = trainer_of(folders["idefics3"], tmp_path, env)
+    trainer = trainer_of(folders[kind], tmp_path, env)
     log = run(trainer)
     assert all(step["sampler/log_ratio_abs"] < EXACT for step in log.steps)
+    assert all((step["packing/rows"] < 8) == is_packed for step in log.steps)
     assert all("canary/sight" not in step for step in log.steps)
 
 

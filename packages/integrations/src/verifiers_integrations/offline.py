@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from verifiers.data.images import image_part
 from verifiers.errors import ConfigError
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.transcript import Transcript
 from verifiers.rollouts.turn import Turn
+from verifiers.types import UserMessage
 from verifiers_integrations.trajectories import TrajectoryRow, read_trajectories
 from verifiers_trainer.algorithm.batch import Group
 
@@ -40,13 +42,16 @@ def offline_groups(path: str | Path) -> list[Group]:
 
 def _rollout(rows: Sequence[TrajectoryRow]) -> Rollout:
     turns = tuple(turn for row in rows for turn in _turns(row))
-    return Rollout(Transcript(turns), rows[0].reward)
+    return Rollout(Transcript(turns), rows[0].reward, fork=rows[0].fork)
 
 
 def _turns(row: TrajectoryRow) -> list[Turn]:
     assert row.logprobs is not None
     ids, start = np.concatenate((row.prompt_ids, row.completion_ids)), len(row.prompt_ids)
-    return [
+    turns = [
         Turn(ids[: start + a], row.completion_ids[a:b], row.logprobs[a:b], row.versions[a:b])
         for a, b in row.turns()
     ]
+    if row.images:  # of the whole row: its last turn says which images the tokens have
+        turns[-1].prompt = [UserMessage([image_part(url) for url in row.images])]
+    return turns

@@ -14,6 +14,8 @@ Keys, ``C`` completion tokens::
     advantage        float|null    reward less the mean of its group's known rewards
     example_id       int           rows of an example form a group
     rollout          int           rows of a rollout share it
+    images           list[str]     data URLs of the images that the ids have placeholders of; absent without
+    fork             object        sibling, parent, turn of a rollout in a tree; absent without
 
 ``write_trajectories`` is ``vf.export_trajectories`` and takes a run directory as well.
 ``read_trajectories`` checks every line; turning rows into groups to train on is
@@ -31,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verifiers.errors import DatasetError
+from verifiers.rollouts.values import Fork
 from verifiers.runtime.bounded import lines_of, open_file
 from verifiers.runtime.decoding import decode_json
 
@@ -63,6 +66,8 @@ class TrajectoryRow:
     """NaN when unknown."""
     example_id: Any
     rollout: int
+    images: tuple[str, ...] = ()
+    fork: Fork | None = None
 
     def turns(self) -> list[tuple[int, int]]:
         """(start, end) of each stretch of sampled tokens within the completion."""
@@ -113,9 +118,11 @@ def _row(line: bytes, index: int, location: str) -> TrajectoryRow:
             _number(fields["advantage"]),
             fields["example_id"],
             fields.get("rollout", index),
+            tuple(map(str, fields.get("images") or ())),
+            Fork.read(fields.get("fork")),
         )
         _check(row)
-    except (ValueError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise DatasetError(f"{location}: this line is no trajectory: {error}") from error
     return row
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verifiers import compat
+from verifiers.data.images import image_parts, image_url
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.results.outputs import GenerateOutputs
+from verifiers.results.rows import RolloutOutput
 from verifiers.rollouts.transcript import Transcript, branches
 from verifiers.rollouts.turn import Turn
 from verifiers.runtime.json import encode_row
@@ -178,13 +180,16 @@ def export_trajectories(results: GenerateOutputs, path: str | Path) -> int:
     """Write one JSON line per token row, for trainers without an adapter; return their number.
 
     Args:
-        results: Results with recorded token ids.
+        results: Results with recorded token ids; also those of ``completions/step-N.jsonl`` of a
+            training.
         path: The file to write.
 
     Keys: ``prompt_ids completion_ids completion_mask logprobs versions reward advantage example_id
-    rollout``; unknown numbers are null, and the rows of one rollout share ``rollout``. A rollout
-    without a turn has no row. ``integrations.trajectories`` reads the file. *Raises* ConfigError
-    when a rollout has no recorded token ids.
+    rollout``, and if there are any ``images``, the data URLs of those that the ids have
+    placeholders of, and ``fork``, as the rollout has it; unknown numbers are null, and the rows of
+    one rollout share ``rollout``. A rollout without a turn has no row.
+    ``integrations.trajectories`` reads the file. *Raises* ConfigError when a rollout has no
+    recorded token ids.
 
     >>> from verifiers.testing import ScriptedClient
     >>> import json, tempfile
@@ -196,15 +201,7 @@ def export_trajectories(results: GenerateOutputs, path: str | Path) -> int:
     (9, True, 0)
     """
     lines = []
-    for index, (output, state) in enumerate(zip(results.outputs, results["states"], strict=True)):
-        if not state["trajectory"]:  # it failed before the first completion
-            continue
-        turns = _recorded_turns(state)
-        if not turns:
-            raise ConfigError(
-                f"rollout {index} of the results has no token ids; sample from a server that"
-                " returns them"
-            )
+    for index, output, turns in _with_recorded_turns(results):
         for branch in branches(turns):
             start, logprobs = branch.num_prompt, branch.sampler_logprobs
             fields = {
@@ -218,9 +215,83 @@ def export_trajectories(results: GenerateOutputs, path: str | Path) -> int:
                 "example_id": output["example_id"],
                 "rollout": index,
             }
+            if images := _stored_images(output, turns, branch.turns[-1][0]):
+                fields["images"] = images
+            if output.get("fork"):
+                fields["fork"] = dict(output["fork"])
             lines.append(encode_row(fields) + b"\n")
     atomic_write(Path(path), b"".join(lines))
     return len(lines)
+
+
+def _with_recorded_turns(
+    results: GenerateOutputs,
+) -> Iterator[tuple[int, RolloutOutput, Sequence[Turn]]]:
+    """(index, rollout, its turns) of each that has a turn. *Raises* ConfigError for one without token
+    ids."""
+    if any("trained" in output for output in results.outputs):
+        for index, output in enumerate(results.outputs):
+            if output.get("turn_tokens"):
+                yield index, output, _turns_of_training(output["turn_tokens"], index)
+            elif output.get("completion_tokens") != 0:
+                raise ConfigError(
+                    f"rollout {index} of this step of a training has no token ids, which a step keeps"
+                    " of log_tokens sampled tokens and of what it trained: raise log_tokens, or"
+                    " leave the others out: results.filter(lambda rollout:"
+                    ' rollout.get("turn_tokens"))'
+                )
+        return
+    for index, (output, state) in enumerate(zip(results.outputs, results["states"], strict=True)):
+        if not state["trajectory"]:  # it failed before the first completion
+            continue
+        turns = _recorded_turns(state)
+        if not turns:
+            raise ConfigError(
+                f"rollout {index} of the results has no token ids; sample from a server that"
+                " returns them"
+            )
+        yield index, output, turns
+
+
+def _turns_of_training(records: Sequence[Mapping[str, Any]], index: int) -> list[Turn]:
+    """The turns of ``turn_tokens``, whose prompts lack the tokens of the turn before."""
+    turns: list[Turn] = []
+    try:
+        for record in records:
+            new, before = record["prompt_ids"], turns[-1].full_ids() if turns else ()
+            is_whole = record["prompt_tokens"] == len(new)
+            turns.append(
+                Turn(
+                    new if is_whole else [*before, *new],
+                    record["completion_ids"],
+                    record["completion_logprobs"],
+                    record["version"],
+                    previous=turns[-1] if turns else None,
+                )
+            )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"turn_tokens of rollout {index} are damaged: {error!r}") from error
+    return turns
+
+
+def _stored_images(output: RolloutOutput, turns: Sequence[Turn], number: int) -> list[str]:
+    """The data URLs of the images that a turn was shown; the images at addresses may be others by
+    now. *Raises* ConfigError where a training's file does not say it."""
+    shown = turns[number].prompt
+    whole = [] if isinstance(output["completion"], str) else [*(output["completion"] or ())]
+    whole = whole if isinstance(output["prompt"], str) else [*(output["prompt"] or ()), *whole]
+    if not shown and next(image_parts(whole), None) is not None:  # a training keeps tokens alone
+        num_before = len(output["prompt"] or ())
+        answers = [n for n, message in enumerate(whole) if message.role == "assistant"]
+        answers = [n for n in answers if n >= num_before]
+        if len(answers) != len(turns):
+            raise ConfigError(
+                "a rollout of this step of a training has images, and turns that are no messages of"
+                " its conversation, so that nothing says which images these were shown"
+            )
+        shown = whole[: answers[number]]
+    urls = map(image_url, image_parts(shown))
+    return [url for url in urls if url is not None and url.startswith("data:")]
 
 
 def _recorded_turns(state: Mapping[str, Any]) -> Sequence[Turn]:

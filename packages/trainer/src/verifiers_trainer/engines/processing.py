@@ -100,6 +100,11 @@ def language_part(model: nn.Module) -> nn.Module:
     return part
 
 
+def _with_positions(base: Any) -> Any:
+    """The part of a model that computes positions of its own (M-RoPE); None without."""
+    return next((p for p in (base, base.base_model) if hasattr(p, "get_rope_index")), None)
+
+
 def _base(model: Any) -> nn.Module:
     while True:
         if hasattr(model, "get_base_model"):
@@ -226,13 +231,14 @@ class Processing:
         self, model: nn.Module, ids_1T: Tensor, images: Images, *, is_trained: bool = False
     ) -> dict[str, Tensor]:
         """What the forward pass of ``model`` takes beside one row of ids, int64 [1, T]: pixels,
-        which tokens are an image's, and where the class has positions of its own, those.
+        which tokens are an image's, and where the class has positions of its own, those. Without
+        images of ids [B, L].
 
         *Raises* BadRequest as `check`.
         """
         import torch
 
-        self.check(ids_1T[0].cpu().numpy(), images)
+        self.check(ids_1T.reshape(-1).cpu().numpy(), images)
         base: Any = _base(model)
         kind: Any = type(base)
         device, takes = ids_1T.device, _parameters(kind)
@@ -244,9 +250,7 @@ class Processing:
             return arguments
         pixels = {name: value.to(device) for name, value in self._encoded(images)[1].items()}
         arguments |= {name: value for name, value in pixels.items() if name in takes}
-        parts = (base, base.base_model)
-        owner = next((part for part in parts if hasattr(part, "get_rope_index")), None)
-        if owner is not None:
+        if (owner := _with_positions(base)) is not None:
             inputs = {**arguments, "input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T)}
             kind = type(owner)
             names = _parameters(kind, "get_rope_index")
@@ -255,6 +259,11 @@ class Processing:
             )
             arguments["position_ids"] = positions
         return arguments
+
+    def packs_text(self, model: nn.Module) -> bool:
+        """Whether samples without images may share a row: a class with positions of its own would
+        take theirs for those of one sample."""
+        return _with_positions(_base(model)) is None
 
     def _processed(self, text: str, images: Images) -> Mapping[str, Any]:
         try:

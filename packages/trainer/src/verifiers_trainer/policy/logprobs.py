@@ -441,7 +441,7 @@ def _logprob_forward(
             "placeholders of images carry loss, which no policy samples: leave mask_env_responses"
             " on where the environment answers with images"
         )
-    layout = replace(layout, further=_of_images(self, tokens, images, image_ends))
+    layout = replace(layout, further=_of_images(self, layout, images, image_ends))
     source, head, transform = _outputs(self, layout)
     states = None
     if teacher is not None:
@@ -504,7 +504,7 @@ class Layout:
     # the samples' lengths as flash attention takes them; without them it reads the positions back
     # from the device in every layer
     flash_lengths: dict[str, Tensor | int] = field(default_factory=dict)
-    # what a model that sees takes beside a row of one sample, see `engines.processing`
+    # what a model that sees takes beside a row, see `engines.processing`
     further: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -618,16 +618,17 @@ def _outputs(
 
 
 def _of_images(
-    lm: PreTrainedModel, tokens: Tensor, images: Tensor | None, image_ends: Tensor | None
+    lm: PreTrainedModel, layout: Layout, images: Tensor | None, image_ends: Tensor | None
 ) -> dict[str, Tensor]:
-    """The inputs of a model that sees, of a row of one sample; nothing for a model of text."""
+    """The inputs of a model that sees, of a row of one sample if it has images; nothing for a model
+    of text."""
     if (processing := processing_of(lm)) is None:
         if images is not None:
             raise TypeError(f"{type(lm).__name__} takes no images, and the row has some")
         return {}
     arrays = (None if part is None else part.cpu().numpy() for part in (images, image_ends))
     files = image_files(*arrays)
-    return processing.arguments(lm, tokens[None], files, is_trained=lm.training)
+    return processing.arguments(lm, layout.input_ids, files, is_trained=lm.training)
 
 
 def _backbone(lm: PreTrainedModel) -> nn.Module:

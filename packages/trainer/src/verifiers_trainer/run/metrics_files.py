@@ -3,7 +3,8 @@
 A line of ``metrics.jsonl`` is one optimizer step, one evaluation, or one batch without a learning
 signal (``dead/*``, after the step before it), flushed when written; NaN is null. Resuming from step
 n drops the lines after n. ``completions/dropped-<n>.jsonl`` has the finished rollouts that were
-generated for step n and not trained on. The learning curve is drawn from ``metrics.jsonl``.
+generated for step n and not trained on; images of rollouts are stored once, in
+``completions/images``, as a run stores them. The learning curve is drawn from ``metrics.jsonl``.
 Trackers such as wandb receive the same metrics through ``trackers``.
 """
 
@@ -24,6 +25,7 @@ from verifiers.runtime.bounded import MAX_ROW_BYTES, read_text
 from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import append_lines, atomic_write, remove_leftovers, replacing
+from verifiers.storage.images import IMAGES_NAME, set_aside, write_images
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.algorithm.statistics import IMITATES
 
@@ -160,6 +162,7 @@ def _row(group: Group, rollout: Rollout, sibling: int) -> dict[str, Any]:
         "metrics": {name: _plain(float(value)) for name, value in rollout.metrics.items()},
         "advantage": None,
         "stop_condition": rollout.stop,
+        **({} if rollout.fork is None else {"fork": dict(rollout.fork)}),
         "error": None if rollout.error is None else rollout.error.text,
         "completion_tokens": rollout.num_sampled,
         "policy_version": rollout.oldest_version,
@@ -171,7 +174,13 @@ def _write_rollouts(
 ) -> None:
     path = folder / COMPLETIONS / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (encode_row(row) + b"\n" for row in rows)
+
+    def with_stored_images(row: Mapping[str, object]) -> bytes:
+        line, images = set_aside(encode_row(row))
+        write_images(path.parent / IMAGES_NAME, images)
+        return line + b"\n"
+
+    lines = map(with_stored_images, rows)
     if appends:
         append_lines(path, b"".join(lines), is_durable=False)
         return

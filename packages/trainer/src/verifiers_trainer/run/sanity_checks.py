@@ -86,8 +86,9 @@ def check_forward(model: PreTrainedModel, config: RLConfig) -> None:
                 head.difference,
             )
             install_logprob_forward(model, full_head=True)
-        if processing_of(model) is not None and config.packing:
-            log.info("a model that takes images has a sample in a row: packing is switched off")
+        of_images = processing_of(model)
+        if of_images is not None and config.packing and not of_images.packs_text(model):
+            log.info("a model with positions of its own has a sample in a row: no packing")
             config.packing = False
         if not config.packing:
             config.share_prompts = False

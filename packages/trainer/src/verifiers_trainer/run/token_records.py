@@ -109,7 +109,7 @@ def _turns(
             "prompt_ids": prompt[num_known:],  # after the tokens of the turn before
             "completion_ids": ids,
             "texts": texts(ids),
-            "completion_logprobs": _rounded(turn.sampler_logprobs),
+            "completion_logprobs": _shortest(turn.sampler_logprobs),  # exported as sampled
             "version": _once(np.broadcast_to(np.asarray(turn.version), len(ids)).tolist()),
             "mask": 0,
         }
@@ -126,6 +126,11 @@ def _turns(
                 record[name] = _rounded(values[start:end])
         records.append(record)
     return records
+
+
+def _shortest(values: np.ndarray) -> list[float]:
+    """The numbers with the fewest digits that give them back."""
+    return [float(str(value)) for value in values]
 
 
 def _rounded(values: np.ndarray) -> list[float]:

@@ -68,12 +68,12 @@ class Continuation:
         if self.runs.used_up is None:
             return words
         flag = f"--{self.runs.used_up.replace('_', '-')}"
-        kept = [
+        other_words = [
             word
             for before, word in zip([None, *words], words, strict=False)
             if flag not in (before, word) and not word.startswith(f"{flag}=")
         ]
-        return [*kept, flag, MORE]
+        return [*other_words, flag, MORE]
 
     def _command(self, words: list[str]) -> str:
         command = shlex.join(["vf-eval", *redacted_words(words)])

@@ -184,9 +184,12 @@ class CommandSet:
         options: dict[str, Any] = {}
         elsewhere: dict[str, float] = dict.fromkeys(LIMITS, 0)
         for name, limit in self.limits.items():
-            own, of_others = getattr(run.settings, LIMITS[name]), self._spent(name, but=run)
-            is_own = own < limit and own <= limit - of_others
-            options[LIMITS[name]] = own if is_own else limit
+            limit_of_run, of_others = (
+                getattr(run.settings, LIMITS[name]),
+                self._spent(name, but=run),
+            )
+            is_own = limit_of_run < limit and limit_of_run <= limit - of_others
+            options[LIMITS[name]] = limit_of_run if is_own else limit
             elsewhere[name] = 0 if is_own else of_others
         return {**options, "spent_elsewhere": tuple(elsewhere.values())}
 
@@ -210,8 +213,8 @@ class CommandSet:
         if spent is None:
             limits = self.limits_of(run)
             usd, tokens = limits["spent_elsewhere"]
-            whole = Amount(limits.get("max_total_tokens", tokens), limits.get("max_cost_usd", usd))
-            amount = whole - Amount(tokens, usd)
+            most = Amount(limits.get("max_total_tokens", tokens), limits.get("max_cost_usd", usd))
+            amount = most - Amount(tokens, usd)
         else:
             amount = Amount(spent["tokens"], spent["usd"])
         self._unsaved[self.prepared.index(run)] = amount
