@@ -13,7 +13,15 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from support.training import metrics_of, run, small_trainer, toy_env, weights_hash
+from support.tiny_vision import odd_lengths
+from support.training import (
+    metrics_of,
+    run,
+    small_config,
+    small_trainer,
+    toy_env,
+    weights_hash,
+)
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.status import Status
 from verifiers.rollouts.turn import Turn
@@ -21,6 +29,7 @@ from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.distributed.ranks import Ranks
 from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.policy.logprobs import install_logprob_forward
+from verifiers_trainer.trainer import RLTrainer
 
 
 def train(folder: str, resume: bool = False, spoil: str = "", **settings: Any) -> dict[str, Any]:
@@ -38,6 +47,19 @@ def train(folder: str, resume: bool = False, spoil: str = "", **settings: Any) -
             str(weights_hash(trainer.model) == before)
         )
         raise
+    return _ended(trainer, folder)
+
+
+def train_on_images(folder: str, model: str, **settings: Any) -> dict[str, Any]:
+    """Train a model that sees; as ``train``."""
+    config = small_config(Path(folder), max_seq_len=128, **settings)
+    trainer = RLTrainer(model, odd_lengths(), config)
+    trainer.args.ddp_timeout = 60
+    run(trainer)
+    return _ended(trainer, folder)
+
+
+def _ended(trainer: RLTrainer, folder: str) -> dict[str, Any]:
     lines = metrics_of(Path(folder)) if trainer.ranks.is_main else []
     return {
         "weights": weights_hash(trainer.model),
@@ -45,6 +67,7 @@ def train(folder: str, resume: bool = False, spoil: str = "", **settings: Any) -
             torch.cat([p.detach().flatten() for p in trainer.model.parameters()])[::50].tolist()
         ),
         "losses": [row["loss"] for row in lines if "loss" in row],
+        "ratios": [row["sampler/log_ratio_abs"] for row in lines if "loss" in row],
         "step": trainer.state.global_step,
         "epoch": trainer.state.epoch,
         "evaluations": [

@@ -18,7 +18,7 @@ from verifiers.rubrics import Rubric, RubricGroup
 from verifiers.rubrics.judge_rubric import JudgeRubric
 from verifiers.rubrics.judging import AGGREGATIONS, DEFAULT_JUDGE_PROMPT, read_score
 from verifiers.testing import Behaviour, FakeServer, ScriptedClient, run_rollout_sync
-from verifiers.types import Message, Response, Usage, UserMessage
+from verifiers.types import AssistantMessage, Message, Response, Usage, UserMessage
 
 NAN = math.nan
 # the snippet of the training guide, word for word
@@ -701,3 +701,69 @@ def test_what_a_judge_wrote_is_saved_also_if_it_is_no_verdict(tmp_path):
         [{"judge": "j", "reply": "I cannot say."}],
     ]
     assert math.isnan(saved.outputs[1]["reward"])
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+
+RED, BLUE = (
+    {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    for data in ("AAAA", "BBBB")
+)
+
+
+def asked_about(*parts):
+    return [UserMessage([part if isinstance(part, dict) else text(part) for part in parts])]
+
+
+def text(content):
+    return {"type": "text", "text": content}
+
+
+@pytest.mark.parametrize(
+    ("prompt_slot", "sent"),
+    [
+        ("{question}", [BLUE]),
+        ("{prompt}", [RED, BLUE]),
+        ("{prompt} {completion}", [RED, BLUE, RED]),
+    ],
+)
+@pytest.mark.parametrize("judge_images", [False, True])
+def test_a_judge_is_told_of_images_and_sent_those_that_its_prompt_shows_if_asked(
+    judge_images, prompt_slot, sent, caplog
+):
+    judge = ScriptedClient("<score>8</score>")
+    rubric = JudgeRubric(
+        judge_client=judge,
+        judge_models=["judge-a"],
+        judge_prompt=f"Rate: {prompt_slot}",
+        judge_images=judge_images,
+    )
+    prompt = [*asked_about(RED, "first"), *asked_about("which?", BLUE)]
+    completion = [AssistantMessage("blue"), *asked_about(RED)]
+    state = State(prompt=prompt, completion=completion, answer="blue")
+    assert rubric.score_rollout_sync(state)["reward"] == 0.8
+    content = judge.requests[0].prompt[0].content
+    question = content[0]["text"] if judge_images else content
+    assert question.count("[image]") == len(sent)
+    assert "which?\n[image]" in question
+    assert (content[1:] if judge_images else []) == (sent if judge_images else [])
+    assert ("judge_images=True sends" in caplog.text) is not judge_images
+
+
+def test_questions_that_differ_in_an_image_alone_are_two_questions():
+    """And the control: of equal images the reply is that of the first."""
+    judge = ScriptedClient(["yes", "no"])
+    rubric = JudgeRubric(judge_client=judge, funcs=[yes], judge_images=True)
+    state = state_of()
+
+    async def ask(image):
+        return await rubric.judge(asked_about("which?", image), "blue", "", state)
+
+    replies = [asyncio.run(ask(image)) for image in (RED, BLUE, RED)]
+    assert (replies, len(judge.requests)) == (["yes", "no", "yes"], 2)
+
+
+def test_a_judge_without_images_is_that_of_earlier_versions():
+    assert "judge_images" not in JudgeRubric(funcs=[yes]).identity()
+    assert JudgeRubric(funcs=[yes], judge_images=True).identity()["judge_images"] is True

@@ -8,6 +8,7 @@ import pytest
 
 from support import ranks_work
 from support.ranks import on_ranks, results
+from support.tiny_vision import vision_folder
 from support.training_child import child_context
 from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.packing import pack
@@ -118,6 +119,17 @@ def test_two_ranks_are_as_one_within_rounding_and_two_ranks_twice_are_bit_for_bi
     np.testing.assert_allclose(two[0]["losses"], single["losses"], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(two[0]["values"], single["values"], rtol=1e-3, atol=2e-6)
     assert two[0]["epoch"] == two[1]["epoch"] == single["epoch"]
+
+
+def test_two_ranks_train_on_images_as_one(on, tmp_path):
+    model = str(vision_folder("qwen2_5_vl", tmp_path / "model"))
+    settings = RUN | {"max_steps": 2}
+    two = results(on(ranks_work.train_on_images, model, **settings))
+    (single,) = results(on(ranks_work.train_on_images, model, **settings, world=1))
+    assert two[0]["weights"] == two[1]["weights"]
+    assert max(two[0]["ratios"]) < 1e-5
+    np.testing.assert_allclose(two[0]["losses"], single["losses"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(two[0]["values"], single["values"], rtol=1e-3, atol=2e-6)
 
 
 def test_the_updates_of_a_batch_on_two_ranks_are_those_of_one(on):

@@ -138,9 +138,9 @@ class HybridMathRubric(JudgeRubric):
             return await super().judge_score(prompt, completion, answer, state)
         question = await self.question(prompt, completion, answer)
         form = judging.letter_verdict_of(self.judge_prompt, question)
-        request = question + form.request
+        request, images = question + form.request, self._images(prompt, completion)
         texts = await asyncio.gather(
-            *(self._ask(model, request, state) for model in self.judge_models)
+            *(self._ask(model, request, state, images) for model in self.judge_models)
         )
         state["judge_result"] = texts[0]
         letters = [judging.read_letter(text, verdict=form) for text in texts]

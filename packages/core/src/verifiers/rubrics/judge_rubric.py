@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
+import itertools
 import math
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
@@ -20,7 +22,7 @@ from verifiers.clients.protocol import OPENAI_BASE_URL, Client, ClientConfig, Cl
 from verifiers.clients.resolve import as_client, client_and_model, is_local
 from verifiers.clients.spending import check_metered
 from verifiers.compat import JUDGE_PARAMETERS, rename
-from verifiers.data.messages import last_text
+from verifiers.data.images import image_parts, image_url
 from verifiers.errors import ConfigError, MissingKeyError, RunError, ScoringError, message_of
 from verifiers.rollouts.author_code import maybe_await
 from verifiers.rollouts.state import State
@@ -41,6 +43,8 @@ answer."""
 
 SLOTS = frozenset("question answer response prompt completion fence score_range".split())
 """Slots of ``judge_prompt`` that the rubric fills."""
+Images = tuple[Mapping[str, object], ...]
+"""Parts of messages that hold images."""
 REPLIES = "judge_replies"
 """Column of a rollout: ``judge`` and ``reply`` of each request to a judge, in order."""
 
@@ -55,6 +59,7 @@ class ScoreOptions(ScoringOptions, total=False):
     require_all: bool
     funcs: Sequence[Callable[..., object]] | None
     weights: Sequence[float] | None
+    judge_images: bool
 
 
 class JudgeRubric(Rubric):
@@ -75,6 +80,9 @@ class JudgeRubric(Rubric):
             they are.
         require_all: The reward is unknown unless every judge gave a score; False uses the available
             scores.
+        judge_images: Send the images of the messages that the prompt has a slot for
+            (``{question}``, ``{prompt}``, ``{completion}``) after its text, in their order; in the
+            text each is ``[image]`` in any case.
 
     Example, with the author's reward function::
 
@@ -117,6 +125,7 @@ class JudgeRubric(Rubric):
         require_all: bool = True,
         funcs: Sequence[Callable[..., object]] | None = None,
         weights: Sequence[float] | None = None,
+        judge_images: bool = False,
         **kwargs: Unpack[ScoringOptions],
     ):
         further: dict[str, Any] = {**kwargs}  # older names of the parameters too
@@ -139,16 +148,24 @@ class JudgeRubric(Rubric):
         remember_secrets(self.judge_sampling_args)
         self.aggregation = judging.checked_aggregation(aggregation)
         self.score_range = judging.checked_score_range(score_range)
-        self.require_all = require_all
+        self.require_all, self.judge_images = require_all, judge_images
         self._clients: dict[Any, tuple[Client, str]] = {}
         self._in_flight = _InFlight()
         self._reported_slots: set[str] = set()
+        self._said_images = False
         _check_mapping(self.judge_client, self.judge_models)
         super().__init__(funcs=funcs, weights=weights, parser=parser, **further)
         for name in ("judge", "judge_model", "judge_prompt", "judge_sampling_args"):
             self.add_class_object(name, getattr(self, name))
         self.add_class_object("judge_client", self._client_for(self.judge_model))
         self.add_own_reward(scores)
+
+    def identity(self) -> dict[str, Any]:
+        """As ``Rubric``; runs of versions without ``judge_images`` are the same."""
+        described = super().identity()
+        if not self.judge_images:
+            described.pop("judge_images", None)
+        return described
 
     def default_prompt(self, scores: bool) -> str:
         """The prompt used when none is passed; ``scores``: whether the rubric itself
@@ -196,14 +213,15 @@ class JudgeRubric(Rubric):
         *Raises* ScoringError when the judge did not answer, and for an answer that is empty or cut.
         """
         question = await self.question(prompt, completion, answer, **slots)
-        return await self._ask(self.judge_model, question, state)
+        images = self._images(prompt, completion)
+        return await self._ask(self.judge_model, question, state, images)
 
     async def question(self, prompt: Any, completion: Any, answer: Any, **slots: object) -> str:
         """The text sent to a judge: ``judge_prompt`` with filled slots. The parser runs only for
         ``{response}``."""
         slot_names = judging.slots_in(self.judge_prompt)
         values = {
-            "question": last_text(prompt, "user") or "",
+            "question": judging.question_text(prompt),
             "answer": judging.value_text(answer),
             "prompt": judging.whole_text(prompt),
             "completion": judging.whole_text(completion),
@@ -227,6 +245,22 @@ class JudgeRubric(Rubric):
                 ", ".join(f"{{{slot}}}" for slot in fillable),
             )
         return judging.fill_template(self.judge_prompt, filled)
+
+    def _images(self, prompt: Any, completion: Any) -> Images:
+        """The images that a judge is sent, of the messages that its prompt has slots for."""
+        slots = judging.slots_in(self.judge_prompt)
+        shown = prompt if "prompt" in slots else judging.last_message(prompt, "user")
+        messages = [shown] if slots & {"question", "prompt"} else []
+        messages += [completion] if "completion" in slots else []
+        images = tuple(itertools.chain.from_iterable(map(image_parts, messages)))
+        if images and not self.judge_images and not self._said_images:
+            self._said_images = True
+            self.logger.warning(
+                "the judge reads %s in place of the images of the rollouts; judge_images=True sends"
+                " them to a judge that sees",
+                judging.IMAGE,
+            )
+        return images if self.judge_images else ()
 
     async def judge_score(self, prompt: Any, completion: Any, answer: Any, state: Any) -> float:
         """Combined score of all judges, 0 to 1 with a range; raw scores are written to
@@ -255,10 +289,11 @@ class JudgeRubric(Rubric):
         state: MutableMapping[str, Any],
     ) -> float:
         question = await self.question(prompt, completion, answer)
+        images = self._images(prompt, completion)
         settings = {"score_range": judging.range_text(self.score_range)}
         verdict = judging.verdict_of(judging.fill_template(self.judge_prompt, settings), question)
         calls = [
-            self._score(model, question + verdict.request, state, verdict)
+            self._score(model, question + verdict.request, state, verdict, images)
             for model in self.judge_models
         ]
         outcomes = dict(
@@ -294,8 +329,9 @@ class JudgeRubric(Rubric):
         question: str,
         state: MutableMapping[str, object] | None,
         verdict: judging.Verdict,
+        images: Images = (),
     ) -> float:
-        text = await self._ask(model, question, state)
+        text = await self._ask(model, question, state, images)
         try:
             return judging.read_score(text, self.score_range, verdict)
         except ScoringError as error:
@@ -306,21 +342,28 @@ class JudgeRubric(Rubric):
         model: ModelLike,
         question: str,
         state: MutableMapping[str, object] | None,
+        images: Images = (),
     ) -> str:
         """A judge's text, from the state's cache or from the judge. *Raises* ScoringError for a
         reply that is truncated or empty: a part of a verdict is none."""
         cache = _cache_of(state, _label(model))
-        if question in cache:
-            return cache[question]
-        key = (None if state is None else id(state), _label(model), question)
-        return await self._in_flight.once(key, lambda: self._call(model, question, state, cache))
+        asked = "\n".join([question, *map(_digest_of, images)])
+        if asked in cache:
+            return cache[asked]
+        content: Any = [{"type": "text", "text": question}, *images] if images else question
+
+        async def call() -> str:
+            cache[asked] = text = await self._call(model, content, state)
+            return text
+
+        key = (None if state is None else id(state), _label(model), asked)
+        return await self._in_flight.once(key, call)
 
     async def _call(
         self,
         model: ModelLike,
-        question: str,
+        question: str | list[Any],
         state: MutableMapping[str, object] | None,
-        cache: dict[str, str],
     ) -> str:
         response = await self._complete(model, question)
         _count_usage(state, response)
@@ -335,10 +378,9 @@ class JudgeRubric(Rubric):
                 f"judge {_label(model)!r} {fault}; raise max_tokens in judge_sampling_args",
                 model=_label(model),
             )
-        cache[question] = response.text
         return response.text
 
-    async def _complete(self, model: ModelLike, question: str) -> Response:
+    async def _complete(self, model: ModelLike, question: str | list[Any]) -> Response:
         limit_s = None if self.timeout_s is None else ANSWER_SHARE * self.timeout_s
         try:
             client, name = self._client_of(model)
@@ -435,6 +477,10 @@ class _InFlight:
             if not callers:
                 del self._calls[loop_key]
                 task.cancel()  # no effect on a finished task
+
+
+def _digest_of(image: Mapping[str, object]) -> str:
+    return hashlib.sha256(str(image_url(image)).encode()).hexdigest()
 
 
 def _cache_of(state: object, model: str) -> dict[str, str]:

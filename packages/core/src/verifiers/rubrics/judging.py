@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from verifiers.data.images import image_url
 from verifiers.data.messages import field, message_text
 from verifiers.data.text import extract_boxed_answer, split_reasoning
 from verifiers.errors import ConfigError, ScoringError
@@ -151,11 +152,40 @@ def value_text(value: object) -> str:
     return str(value)
 
 
+IMAGE = "[image]"
+"""Stands in a judge's question where a message has an image."""
+
+
+def last_message(messages: Iterable[object] | str | None, role: str) -> list[object]:
+    """The last message of a role, alone in a list; empty without one, or for a text."""
+    listed = [] if isinstance(messages, str) else list(messages or ())
+    return [message for message in listed if field(message, "role") == role][-1:]
+
+
+def question_text(prompt: Iterable[object] | str | None) -> str:
+    """The text of the last user message; a text as it is."""
+    if isinstance(prompt, str):
+        return prompt
+    return "".join(map(_text_and_images, last_message(prompt, "user")))
+
+
+def _text_and_images(message: object) -> str:
+    content = field(message, "content")
+    if isinstance(message, str) or not isinstance(content, Sequence) or isinstance(content, str):
+        return message_text(message)
+    texts = (
+        IMAGE if image_url(part) is not None else message_text({"content": [part]})
+        for part in content
+    )
+    return "\n".join(filter(None, texts))
+
+
 def whole_text(messages: Iterable[object] | str | None) -> str:
     """A whole prompt or completion: the text of its only message, or one ``role: text`` paragraph
     per message.
 
-    Tool calls appear as ``-> name(arguments)`` after the text of their message.
+    Tool calls appear as ``-> name(arguments)`` after the text of their message, images as
+    ``IMAGE`` in their place.
     """
     if isinstance(messages, str):
         return messages
@@ -168,7 +198,7 @@ def whole_text(messages: Iterable[object] | str | None) -> str:
 
 
 def _message_and_calls(message: object) -> str:
-    lines = [message_text(message)]
+    lines = [_text_and_images(message)]
     for call in field(message, "tool_calls") or ():
         function = field(call, "function") or call
         lines.append(f"-> {field(function, 'name')}({field(function, 'arguments')})")
