@@ -277,20 +277,26 @@ def _turns_of_training(records: Sequence[Mapping[str, Any]], index: int) -> list
 def _stored_images(output: RolloutOutput, turns: Sequence[Turn], number: int) -> list[str]:
     """The data URLs of the images that a turn was shown; the images at addresses may be others by
     now. *Raises* ConfigError where a training's file does not say it."""
-    shown = turns[number].prompt
-    whole = [] if isinstance(output["completion"], str) else [*(output["completion"] or ())]
-    whole = whole if isinstance(output["prompt"], str) else [*(output["prompt"] or ()), *whole]
-    if not shown and next(image_parts(whole), None) is not None:  # a training keeps tokens alone
+    seen = turns[number].prompt
+    conversation = [] if isinstance(output["completion"], str) else [*(output["completion"] or ())]
+    conversation = (
+        conversation
+        if isinstance(output["prompt"], str)
+        else [*(output["prompt"] or ()), *conversation]
+    )
+    if (
+        not seen and next(image_parts(conversation), None) is not None
+    ):  # a training keeps tokens alone
         num_before = len(output["prompt"] or ())
-        answers = [n for n, message in enumerate(whole) if message.role == "assistant"]
+        answers = [n for n, message in enumerate(conversation) if message.role == "assistant"]
         answers = [n for n in answers if n >= num_before]
         if len(answers) != len(turns):
             raise ConfigError(
                 "a rollout of this step of a training has images, and turns that are no messages of"
                 " its conversation, so that nothing says which images these were shown"
             )
-        shown = whole[: answers[number]]
-    urls = map(image_url, image_parts(shown))
+        seen = conversation[: answers[number]]
+    urls = map(image_url, image_parts(seen))
     return [url for url in urls if url is not None and url.startswith("data:")]
 
 

@@ -249,8 +249,8 @@ class JudgeRubric(Rubric):
     def _images(self, prompt: Any, completion: Any) -> Images:
         """The images that a judge is sent, of the messages that its prompt has slots for."""
         slots = judging.slots_in(self.judge_prompt)
-        shown = prompt if "prompt" in slots else judging.last_message(prompt, "user")
-        messages = [shown] if slots & {"question", "prompt"} else []
+        question = prompt if "prompt" in slots else judging.last_message(prompt, "user")
+        messages = [question] if slots & {"question", "prompt"} else []
         messages += [completion] if "completion" in slots else []
         images = tuple(itertools.chain.from_iterable(map(image_parts, messages)))
         if images and not self.judge_images and not self._said_images:
@@ -347,16 +347,16 @@ class JudgeRubric(Rubric):
         """A judge's text, from the state's cache or from the judge. *Raises* ScoringError for a
         reply that is truncated or empty: a part of a verdict is none."""
         cache = _cache_of(state, _label(model))
-        asked = "\n".join([question, *map(_digest_of, images)])
-        if asked in cache:
-            return cache[asked]
+        full_question = "\n".join([question, *map(_digest_of, images)])
+        if full_question in cache:
+            return cache[full_question]
         content: Any = [{"type": "text", "text": question}, *images] if images else question
 
         async def call() -> str:
-            cache[asked] = text = await self._call(model, content, state)
+            cache[full_question] = text = await self._call(model, content, state)
             return text
 
-        key = (None if state is None else id(state), _label(model), asked)
+        key = (None if state is None else id(state), _label(model), full_question)
         return await self._in_flight.once(key, call)
 
     async def _call(
