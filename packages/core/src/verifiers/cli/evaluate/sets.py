@@ -223,9 +223,11 @@ class CommandSet:
         """What the runs have spent, all or all others, of what a limit is of."""
         total, is_priced = Amount(), "max_cost" in self.limits
         for index, run in enumerate(self.prepared):
-            if run is not but and run.path is None:
+            if run is but:
+                continue
+            if run.path is None:
                 total += self._unsaved.get(index, Amount())
-            elif run is not but:
+            else:
                 total += spent_in(run.path, is_priced=is_priced)
         return total.usd if name == "max_cost" else total.tokens
 
