@@ -17,7 +17,7 @@ from verifiers.storage.directory import RunDirectory
 from verifiers.storage.files import LOCK_NAME
 from verifiers.tui.texts import run_line
 from verifiers.view.catalog import Catalog
-from verifiers.view.describe import describe, version
+from verifiers.view.describe import _tokens, describe, version
 from verifiers.view.describe import settings as stored_settings
 from verifiers.view.library import Library
 from verifiers.view.listing import MIN_LISTED
@@ -222,3 +222,10 @@ def test_the_settings_hold_what_a_model_of_this_process_samples_by_default(begun
     (source,) = Catalog([begun.parents[1]]).sources().values()
     settings = describe(source)["settings"]
     assert (settings["sampling.temperature"], settings["sampling.top_k"]) == (0.5, 0)
+
+
+def test_the_tokens_of_a_run_that_older_versions_saved_as_none_are_unknown():
+    """And the control: what was counted counts."""
+    for usage, tokens in (((0.0, 0.0), None), ((3.0, 0.0), 12.0)):
+        means = dict(zip(("input_tokens", "output_tokens"), usage, strict=True))
+        assert _tokens({"num_rollouts": 4, "usage": means}) == tokens

@@ -24,6 +24,7 @@ from verifiers.checks.audit.certificate import read_certificate
 from verifiers.errors import ConfigError, UsageError
 from verifiers.results.coverage import counts_in_metrics, coverage_lines
 from verifiers.results.texts import flat, flat_settings, max_tokens_of, unknown_text
+from verifiers.rollouts.values import reported
 from verifiers.runtime.alive import is_alive
 from verifiers.runtime.decoding import read_json
 from verifiers.storage.directory import (
@@ -207,7 +208,7 @@ def _listed(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str,
 
 def _tokens(metadata: Mapping[str, Any]) -> float | None:
     """Tokens read and written over all rollouts; ``usage`` has the means per rollout."""
-    usage, num_rollouts = metadata.get("usage") or {}, metadata.get("num_rollouts")
+    usage, num_rollouts = reported(metadata.get("usage")), metadata.get("num_rollouts")
     means = [_number_or_none(usage.get(name)) for name in ("input_tokens", "output_tokens")]
     if not isinstance(num_rollouts, int) or all(mean is None for mean in means):
         return None
