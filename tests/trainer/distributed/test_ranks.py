@@ -150,6 +150,22 @@ def test_the_updates_of_a_batch_on_two_ranks_are_those_of_one(on):
     assert two[0]["epoch"] == two[1]["epoch"] == single["epoch"]
 
 
+def test_a_policy_that_teaches_itself_on_two_ranks_is_that_of_one(on):
+    settings = RUN | {
+        "loss": "gkd",
+        "teacher": "self",
+        "teacher_context": "support.contexts:more",
+    }
+    two, (single,) = (
+        results(on(ranks_work.train, **settings)),
+        results(on(ranks_work.train, **settings, world=1)),
+    )
+    assert two[0]["weights"] == two[1]["weights"]
+    assert min(two[0]["losses"]) > 0
+    np.testing.assert_allclose(two[0]["losses"], single["losses"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(two[0]["values"], single["values"], rtol=1e-3, atol=2e-6)
+
+
 def test_with_one_row_for_each_of_two_ranks_they_are_one_process_bit_for_bit(on):
     settings = RUN | {
         "batch_size": 2,

@@ -45,6 +45,7 @@ def on(children, tmp_path):
 
 
 UNEQUAL = [[1, 20, 3, 7], [2, 2, 30, 5]]
+SELF = {"loss": "gkd", "teacher": "self", "teacher_context": "support.contexts:more"}
 KINDS = {
     "full": {},
     "lora": {"use_lora": True},
@@ -81,6 +82,12 @@ KINDS = {
         "max_steps": 4,
     },
     "gradient checkpointing": {"gradient_checkpointing": True},
+    "teaches itself": SELF,
+    "teaches itself with an adapter": {**SELF, "use_lora": True},
+    "teaches itself token by token": {
+        **{**SELF, "loss": "distill", "updates_per_batch": 2, "max_steps": 4},
+        **{"sync_ref_model": True, "ref_model_sync_steps": 1},
+    },
 }
 
 

@@ -23,9 +23,10 @@ from verifiers_trainer.algorithm.aggregation import step_weights
 from verifiers_trainer.algorithm.packing import forward_arguments, pack, shared
 from verifiers_trainer.algorithm.prefix_tree import Nodes, Tree, node_ids, trees
 from verifiers_trainer.algorithm.samples import Sample, rollout_samples
+from verifiers_trainer.algorithm.teacher_view import teacher_views
 from verifiers_trainer.distributed.batch_sharing import from_bytes, to_bytes
 from verifiers_trainer.policy.forward_checks import can_share, check_packing, check_sharing
-from verifiers_trainer.policy.logprobs import install_logprob_forward, visible_tokens
+from verifiers_trainer.policy.logprobs import install_logprob_forward, states_of, visible_tokens
 
 WHAT = ("token_ids", "loss_mask", "sampler_logprobs", "advantages", "versions")
 IN_ROW = ("token_ids", "loss_mask", "sampler_logprobs", "advantage", "version")
@@ -197,7 +198,9 @@ def outputs_and_gradient(model, samples, teacher=None, **layout):
     weights = step_weights(samples, "token_mean").weights
     for row in pack(samples, weights, max_tokens=layout.pop("max_tokens", 999), **layout)[0]:
         tensors = row.to_tensors()
-        out = model(**forward_arguments(tensors, row), teacher=teacher, entropy_gradient=True)
+        views = [] if teacher is None else teacher_views(row)
+        states = [states_of(teacher, view, "cpu") for view in views]
+        out = model(**forward_arguments(tensors, row), teachers=states, entropy_gradient=True)
         values = [out.logprobs, out.entropy]
         values += [out.reverse_kl, out.forward_kl] if teacher is not None else []
         table = torch.stack(values)

@@ -3,16 +3,19 @@ server."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from support.training import run, small_config, small_policy, small_trainer, toy_env
 from verifiers.errors import ConfigError, EndpointUnreachable, RunMismatch
-from verifiers_trainer.algorithm.packing import forward_arguments
+from verifiers_trainer.algorithm.packing import forward_arguments, pack
+from verifiers_trainer.algorithm.samples import Sample
+from verifiers_trainer.algorithm.teacher_view import teacher_views
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.policy.loading import get_model
-from verifiers_trainer.policy.logprobs import install_logprob_forward
+from verifiers_trainer.policy.logprobs import install_logprob_forward, states_of
 from verifiers_trainer.policy.teacher import EndpointTeacher, Teacher
 from verifiers_trainer.settings.config import RLConfig
 
@@ -49,12 +52,13 @@ def divergence(policy, teacher, rows):
     """KL(policy‖teacher) in the mean over the tokens with loss."""
     for model in (policy, teacher):
         install_logprob_forward(model)
-    tensors = [row.to_tensors() for row in rows]
+    terms = []
     with torch.no_grad():
-        terms = [
-            policy(**forward_arguments(row), teacher=teacher).reverse_kl[row["loss_mask"]]
-            for row in tensors
-        ]
+        for row in rows:
+            tensors = row.to_tensors()
+            states = [states_of(teacher, view, "cpu") for view in teacher_views(row)]
+            out = policy(**forward_arguments(tensors), teachers=states)
+            terms.append(out.reverse_kl[tensors["loss_mask"]])
     return float(torch.cat(terms).mean())
 
 
@@ -104,7 +108,14 @@ def test_the_divergences_over_the_vocabulary_are_those_of_the_stock_models(num_c
         "inv_temperature": 1 / 0.7,
         "num_chunks": num_chunks,
     }
-    out = policy(**arguments, teacher=teacher)
+    sample = Sample(
+        ids[0].int().numpy(),
+        mask.numpy(),
+        *(np.zeros(12, kind) for kind in (np.float32, np.int32, np.float32)),
+    )
+    (row,) = pack([sample], [mask.numpy().astype(float)], max_tokens=12)[0]
+    states = states_of(teacher, teacher_views(row)[0], "cpu")
+    out = policy(**arguments, teachers=[states])
     for computed, value, gradient in zip(
         (out.reverse_kl, out.forward_kl), expected, gradients, strict=True
     ):
@@ -136,11 +147,28 @@ def test_the_teacher_scores_each_token_given_those_before_it(tmp_path, folder, m
         for row in rows:
             tensors = row.to_tensors()
             here = torch.from_numpy(row.reference_logprobs)[tensors["loss_mask"]]
-            there = EndpointTeacher(engine.base_url)
+            there = EndpointTeacher(engine.base_url, tokenizer)
             served = there(**forward_arguments(tensors)).logprobs[tensors["loss_mask"]]
             torch.testing.assert_close(served, here, rtol=1e-4, atol=1e-4)
             shifted = torch.from_numpy(row.reference_logprobs).roll(1)[tensors["loss_mask"]]
             assert float((served - shifted).abs().max()) > 0.1  # negative control: one place off
+
+
+def test_a_server_with_another_tokenizer_is_refused_with_the_first_token_that_differs(monkeypatch):
+    model, tokenizer = small_policy(), build_tiny_tokenizer()
+    ids = tokenizer("what is it, then?")["input_ids"]
+    with EmbeddedEngine(model, tokenizer, max_seq_len=64, concurrency=4) as engine:
+        monkeypatch.setenv("VLLM_API_KEY", engine.api_key)
+
+        class Shifted:
+            """The same size, and other texts."""
+
+            def decode(self, ids):
+                return tokenizer.decode([(token + 1) % len(tokenizer) for token in ids])
+
+        with pytest.raises(ConfigError, match=r"token \d+ is 'h' there and 'i' here"):
+            EndpointTeacher(engine.base_url, Shifted())._score(ids)
+        assert len(EndpointTeacher(engine.base_url, tokenizer)._score(ids)) == len(ids)
 
 
 def test_a_resumed_distillation_is_bit_for_bit_the_one_without_a_break(tmp_path, folder):
@@ -205,7 +233,7 @@ def test_another_vocabulary_and_a_missing_server_are_named(tmp_path):
     tokenizer = build_tiny_tokenizer(tags=("<answer>",))
     build_tiny_model(layers=1, hidden=32, heads=2, tokenizer=tokenizer).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="has another vocabulary than the policy"):
+    with pytest.raises(ConfigError, match=r"than the policy \(token \d+ is .* there and .* here\)"):
         small_trainer(tmp_path / "run", loss="distill", teacher=str(tmp_path))
     with pytest.raises(
         EndpointUnreachable, match=r"the teacher http://127.0.0.1:9/v1/models failed"

@@ -6,8 +6,17 @@ import logging
 import pytest
 from transformers import TrainerCallback
 
-from support.training import files_hash, metrics_of, run, small_trainer, weights_hash
+import verifiers as vf
+from support.training import (
+    branched,
+    files_hash,
+    metrics_of,
+    run,
+    small_trainer,
+    weights_hash,
+)
 from support.training_child import SAVED, child_context, train_in_child
+from verifiers.errors import RunMismatch
 
 RUN = {
     "deterministic": True,
@@ -266,3 +275,15 @@ def test_the_same_length_says_nothing(tmp_path, caplog):
         linear(1e-3, 4)
     )
     assert "max_steps was" not in caplog.text
+
+
+def test_other_branches_are_another_run(tmp_path):
+    settings = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_seq_len": 128}
+    run(small_trainer(tmp_path, env=branched(), **settings))
+    checkpoint = str(tmp_path / "checkpoint-1")
+    env = branched()
+    trainer = small_trainer(tmp_path, env=env, **settings | {"max_steps": 2})
+    assert trainer.checkpoints.starting_point(checkpoint).step == 1  # negative control: the same
+    env.set_branching(vf.Branching(at=1, branches=4))
+    with pytest.raises(RunMismatch, match="branching was"):
+        trainer.checkpoints.starting_point(checkpoint)

@@ -67,7 +67,7 @@ def resumed(folder):
     return load
 
 
-OTHER_NAMES = {"loss": "dr_grpo", "advantage": "none"}
+OTHER_NAMES = {"loss": "dr_grpo", "advantage": "none", "teacher_context": "answer"}
 """Settings whose other value must be one that exists: its code is compared, too."""
 
 

@@ -63,8 +63,7 @@ from verifiers_trainer.policy import checkpoint_files, preparation
 from verifiers_trainer.policy.compiled import compiled_layers
 from verifiers_trainer.policy.exporting import exporting
 from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
-from verifiers_trainer.policy.reference import Reference
-from verifiers_trainer.policy.teacher import EndpointTeacher, Teacher
+from verifiers_trainer.policy.teacher import AnyTeacher, TaskTeachers, Teacher, members_of
 from verifiers_trainer.run import context, evaluation, memory, sanity_checks
 from verifiers_trainer.run.canary import Canary
 from verifiers_trainer.run.context import TrainingRun
@@ -368,8 +367,9 @@ class RLTrainer(HFLoop):
             if self.ranks.is_main:
                 self.recorder.file.resume(self.state.global_step)
         sanity_checks.check_forward(self.model, self.args)
-        if isinstance(self.reference, Teacher):
-            sanity_checks.check_forward(self.reference.model, self.args)
+        for teacher in members_of(self.reference):
+            if isinstance(teacher, Teacher):
+                sanity_checks.check_forward(teacher.model, self.args)
         run.renew(trained_only=False)
         if processing_of(self.model) is not None and run.offline is None:
             prompt = first_prompt(run.model, run.examples, run.env) if run.ranks.is_main else None
@@ -444,10 +444,15 @@ class RLTrainer(HFLoop):
         if self.ranks.is_main and self.batches is None:
             self._start_batches()
         source: Any = self.batches  # of rank 0, which alone asks it
+
+        def next_batch() -> TrainBatch | None:
+            self.recorder.require_no_collapse()
+            batch: TrainBatch | None = source.next_batch()
+            return batch
+
         try:
             with self._ending_together():
-                take = self._interruptible(lambda: source.next_batch())
-                return batch_sharing.next_batch(self.ranks, take)
+                return batch_sharing.next_batch(self.ranks, self._interruptible(next_batch))
         except Exception:  # the batch's error reaches every rank: records that, and raises it again
             self.session.ends_on_every_rank = True
             raise
@@ -726,7 +731,7 @@ class RLTrainer(HFLoop):
         """The step on ``batch``, whose rows have the log-probabilities that stay fixed during the
         whole batch."""
         rank, steps_per_batch = self.accelerator.process_index, self.args.steps_per_batch
-        reference = self.reference if self.training_run.whole_teacher is None else None
+        references = self.training_run.references
         for rows in self._rows_of(batch):
             needs_old = old_logprobs.needs_old(rows, steps_per_batch, self.args.anchor)
             # collective for a split model: all ranks run the forward pass, or none
@@ -734,7 +739,7 @@ class RLTrainer(HFLoop):
                 what = "whether rows need old log-probabilities"
                 (needs_old,) = self.ranks.any([needs_old], what)
             old = self.model if needs_old else None
-            old_logprobs.annotate(rows, self.args.device, old=old, reference=reference)
+            old_logprobs.annotate(rows, self.args.device, old=old, references=references)
         bounds, cap = (self.args.mask_ratio_low, self.args.mask_ratio_high), self.args.ratio_cap
         meter = RatioMeter(
             self.policy_version,
@@ -790,7 +795,7 @@ class RLTrainer(HFLoop):
         average gradients)."""
         row = inputs.to_tensors(self.args.device)
         options = {
-            "teacher": self.training_run.whole_teacher,
+            "teachers": self.training_run.teacher_states(inputs),
             "entropy_gradient": bool(self.args.entropy_coef),
         }
         out = model(**forward_arguments(row, inputs), **options)
@@ -1200,8 +1205,9 @@ class RLTrainer(HFLoop):
         return History(self.args.output_dir or "")
 
     @property
-    def reference(self) -> Reference | Teacher | EndpointTeacher | None:
-        """The teacher, or the reference policy of the KL penalty ``beta``; None without either."""
+    def reference(self) -> AnyTeacher | TaskTeachers | None:
+        """The teacher, or those of the tasks, or the reference policy of the KL penalty ``beta``;
+        None without any."""
         return self.training_run.reference
 
     @property

@@ -24,14 +24,27 @@ from typing import Any, Protocol
 import numpy as np
 
 from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.aggregation import step_weights
 from verifiers_trainer.algorithm.credit import credit, has_signal
 from verifiers_trainer.algorithm.group import Group as Group  # here for ``get_batch`` of users
 from verifiers_trainer.algorithm.group import GroupSettings
 from verifiers_trainer.algorithm.packing import PackedRow, fill, pack, shared
-from verifiers_trainer.algorithm.samples import RolloutSamples, joined, rollout_samples
+from verifiers_trainer.algorithm.samples import RolloutSamples, Sample, joined, rollout_samples
 from verifiers_trainer.algorithm.state import state_of
 from verifiers_trainer.algorithm.statistics import rollout_stats
+
+
+class TeacherPrompts(Protocol):
+    """Says what a teacher reads of a rollout's samples; ``pipeline.teacher_context`` has it."""
+
+    def __call__(
+        self, group: Group, number: int, turns: Sequence[Turn], samples: RolloutSamples
+    ) -> RolloutSamples:
+        """The ``samples`` of ``turns``, of the group's rollout of that number, with ``teacher`` and
+        ``teacher_prompt``."""
+        ...
+
 
 Advantages = dict[str, Any]
 """By role, "" without roles, one number or an array [turns of the role]; NaN = not trained."""
@@ -59,6 +72,8 @@ class BatchSettings(GroupSettings, Protocol):
     packing: bool
     share_prompts: bool
     use_cpu: bool
+    teacher_prompts: TeacherPrompts | None
+    """What teachers read; None: one teacher, and what the policy read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +223,12 @@ def _samples_of(
     group: Group, credit: Sequence[Advantages], settings: BatchSettings
 ) -> list[RolloutSamples]:
     component = group.component_of(settings)
+    reads = None if component == "ce" else settings.teacher_prompts
 
     def samples_of(
         rollout: Rollout, advantage: float | Sequence[float], number: int
     ) -> RolloutSamples:
-        return rollout_samples(
+        samples = rollout_samples(
             rollout.turns,
             advantage,
             rollout=group.index * settings.rollouts_per_example + number,
@@ -225,6 +241,7 @@ def _samples_of(
             mask_env_responses=settings.mask_env_responses,
             component=component,
         )
+        return samples if reads is None else reads(group, number, rollout.turns, samples)
 
     samples = []
     for number, (rollout, advantages) in enumerate(zip(group.rollouts, credit, strict=True)):
@@ -264,6 +281,8 @@ def _step(
         share_prompts=settings.share_prompts,
     )
     stats = rollout_stats([*groups, *discarded]) | _sample_stats(by_rollout)
+    if settings.teacher_prompts is not None:
+        stats |= _teacher_stats(samples)
     stats |= _group_stats([part for part in credited if not part.first], discarded, settings)
     stats |= {
         "tokens/trained": weights.num_tokens,
@@ -329,6 +348,20 @@ def _sample_stats(by_rollout: Sequence[RolloutSamples]) -> dict[str, float]:
         "samples/forks_per_rollout": num_forks / max(1, len(trained)),
         "rollouts/overlong": excluded["overlong"],
         "rollouts/trained": len(trained),
+    }
+
+
+def _teacher_stats(samples: Sequence[Sample]) -> dict[str, float]:
+    """How many of the samples a teacher reads after a prompt of its own, and how much longer that
+    is in the mean over all."""
+    added = [
+        0 if sample.teacher_prompt is None else len(sample.teacher_prompt) - sample.num_prompt
+        for sample in samples
+    ]
+    num_with = sum(sample.teacher_prompt is not None for sample in samples)
+    return {
+        "teacher/with_context": num_with / max(1, len(samples)),
+        "teacher/context_tokens": sum(added) / max(1, len(samples)),
     }
 
 

@@ -26,7 +26,7 @@ class GroupSettings(CreditSettings, Protocol):
     def component(self) -> str: ...  # "rl", "ce" or "ref_kl"
 
     loss: Any
-    teacher: str | None
+    teacher: Any  # None: there is none
     max_seq_len: int  # tokens, also below
     max_completion_len: int | None
     zero_truncated_completions: bool

@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.numpy import load, save
 
 from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED
+from verifiers_trainer.algorithm.teacher_view import teacher_views
 
 FIXED = ("old_logprobs", "reference_logprobs")
 Forward = Callable[..., Any]
@@ -29,23 +31,36 @@ def annotate(
     device: torch.device | str,
     *,
     old: Forward | None = None,
-    reference: Forward | None = None,
+    references: Sequence[Forward] = (),
 ) -> None:
-    """Store the log-probabilities [T] of ``old`` and ``reference`` in the rows that lack them, in
-    place in the list."""
+    """Store the log-probabilities [T] of ``old`` and of ``references`` in the rows that lack them,
+    in place in the list.
+
+    ``references``: the reference policy, or the teachers by their numbers in the rows; each scores
+    what ``teacher_views`` says that it reads.
+    """
     for index, row in enumerate(rows):
-        lacking = {
-            name: model
-            for name, model in zip(FIXED, (old, reference), strict=True)
-            if model is not None and getattr(row, name) is None
-        }
-        if not lacking:
-            continue
-        arguments = forward_arguments(row.to_tensors(device))
+        lacking: dict[str, np.ndarray] = {}
         with torch.no_grad():
-            computed = {name: model(**arguments).logprobs for name, model in lacking.items()}
-        arrays = {name: values.float().cpu().numpy() for name, values in computed.items()}
-        rows[index] = replace(row, **arrays)
+            if old is not None and row.old_logprobs is None:
+                lacking["old_logprobs"] = _scores(old, row, device)
+            if references and row.reference_logprobs is None:
+                scores = np.zeros(row.num_tokens, np.float32)
+                for view in teacher_views(row):
+                    of_view = _scores(references[view.teacher], view.row, device)
+                    is_read = view.index >= 0
+                    scores[is_read] = of_view[view.index[is_read]]
+                lacking["reference_logprobs"] = scores
+        if lacking:
+            rows[index] = replace(row, **lacking)
+
+
+def _scores(model: Forward, row: PackedRow, device: torch.device | str) -> np.ndarray:
+    """float32 [T], nats: the log-probabilities of the tokens of a row."""
+    scores: np.ndarray = (
+        model(**forward_arguments(row.to_tensors(device))).logprobs.float().cpu().numpy()
+    )
+    return scores
 
 
 def needs_old(rows: Sequence[PackedRow], steps_per_batch: int, anchor: str) -> bool:

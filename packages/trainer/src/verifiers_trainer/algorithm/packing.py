@@ -70,6 +70,14 @@ class PackedRow:
     # uint8 [bytes]: the files of the images of the row's only sample, end to end
     images: np.ndarray | None = None
     image_ends: np.ndarray | None = None  # int32 [images]: where each ends in `images`
+    # int32 [samples of the row]: the teacher that scores each; None = 0 throughout
+    teachers: np.ndarray | None = None
+    # int32 [P]: what teachers read in place of the first prompts of the samples, end to end; None:
+    # what the policy read
+    teacher_prompts: np.ndarray | None = None
+    # int32 [samples of the row, 2]: how many of its first tokens that replaces, and where it ends in
+    # `teacher_prompts`
+    teacher_bounds: np.ndarray | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -85,19 +93,23 @@ class PackedRow:
         return not len(self.sample_indices)
 
     def to_tensors(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-        """The arrays [T] as tensors on ``device``, integers as int64; without ``sample_indices``
-        and absent fields."""
+        """The arrays [T] as tensors on ``device``, integers as int64; without those of whole
+        samples and absent fields."""
         import torch
 
         tensors = {}
         for field in fields(self):
             array = getattr(self, field.name)
-            if array is not None and field.name != "sample_indices":
+            if array is not None and field.name not in OF_SAMPLES:
                 tensor = torch.from_numpy(array)
                 if array.dtype == np.int32:
                     tensor = tensor.long()
                 tensors[field.name] = sent(tensor, device)
         return tensors
+
+
+OF_SAMPLES = ("sample_indices", "teachers", "teacher_prompts", "teacher_bounds")
+"""Fields of a row that say something of whole samples; `teacher_view` reads them on the host."""
 
 
 def sent(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
@@ -302,7 +314,28 @@ def _row(
         node_ids=node_ids(lengths, common) if any(common) else None,
         component=repeated(components, np.int32) if any(components) else None,
         **image_arrays([file for sample in in_row for file in sample.images]),
+        **_of_teachers(in_row),
     )
+
+
+def _of_teachers(samples: Sequence[Sample]) -> dict[str, np.ndarray]:
+    """What teachers of the samples read, as the fields of a row; nothing where there is one that
+    reads what the policy read."""
+    fields = {}
+    if any(sample.teacher for sample in samples):
+        fields["teachers"] = np.array([sample.teacher for sample in samples], np.int32)
+    prompts = [sample.teacher_prompt for sample in samples]
+    if any(prompt is not None for prompt in prompts):
+        none = np.zeros(0, np.int32)
+        replaced = [
+            0 if prompt is None else sample.num_prompt
+            for sample, prompt in zip(samples, prompts, strict=True)
+        ]
+        ends = np.cumsum([0 if prompt is None else len(prompt) for prompt in prompts])
+        parts = [none if prompt is None else prompt for prompt in prompts]
+        fields["teacher_prompts"] = np.concatenate(parts).astype(np.int32)
+        fields["teacher_bounds"] = np.stack([replaced, ends], axis=1).astype(np.int32)
+    return fields
 
 
 def _deal(rows: Sequence[PackedRow], world: int) -> list[list[PackedRow]]:

@@ -101,12 +101,17 @@ def _shared_length(before: Sample, sample: Sample) -> int:
     """The length of the common prefix of two samples; 0 if sharing it is not worth while."""
     if before.inv_temperature != sample.inv_temperature:
         return 0
-    num = min(before.num_tokens, sample.num_tokens)
-    different = np.flatnonzero(before.token_ids[:num] != sample.token_ids[:num])
-    common = int(different[0]) if len(different) else num
+    common = common_length(before.token_ids, sample.token_ids)
     prompt = min(int(before.loss_mask.argmax()), int(sample.loss_mask.argmax()))
     part = math.ceil(max(before.num_tokens, sample.num_tokens) / WORTH_SHARING)
     return common if common >= min(prompt, part) else 0
+
+
+def common_length(before: np.ndarray, ids: np.ndarray) -> int:
+    """The length of the common prefix of two arrays of token ids."""
+    num = min(len(before), len(ids))
+    different = np.flatnonzero(before[:num] != ids[:num])
+    return int(different[0]) if len(different) else num
 
 
 def node_ids(lengths: Sequence[int], common: Sequence[int]) -> np.ndarray:

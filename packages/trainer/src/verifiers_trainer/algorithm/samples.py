@@ -71,10 +71,20 @@ class Sample(Immutable, frozen=True, eq=False):
     """(index of the turn, start, end) of each completion; see ``transcript.Branch``."""
     images: tuple[bytes, ...] = ()
     """The files of the images whose placeholders the tokens have, in their order."""
+    teacher: int = 0
+    """Number of the teacher that scores it, where tasks have their own."""
+    teacher_prompt: np.ndarray | None = None
+    """int32 [P]: the prompt that the teacher reads in place of the first one (``num_prompt``
+    tokens); None: it reads what the policy read. See ``teacher_view``."""
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens before the first completion; 0 if its turns are not known."""
+        return self.turns[0][1] if self.turns else 0
 
     @property
     def num_trained(self) -> int:

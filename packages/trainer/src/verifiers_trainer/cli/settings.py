@@ -42,7 +42,8 @@ HOSTED: dict[tuple[str, ...], str] = {
         (name,): name
         for name in (
             *("max_steps", "batch_size", "rollouts_per_example", "learning_rate", "lora_alpha"),
-            *("loss", "teacher", "saved_runs", "min_reward", "max_per_example"),
+            *("loss", "teacher", "teacher_context"),
+            *("saved_runs", "min_reward", "max_per_example"),
         )
     },
     **{("sampling", name): name for name in SAMPLING},

@@ -31,6 +31,14 @@ def call(hook: Callable[..., object], arguments: Mapping[str, object]) -> Any:
     >>> call(lambda step, epoch=3: (epoch, step), {"step": 7, "epoch": 0, "states": []})
     (0, 7)
     """
+    positional, keywords = arguments_for(hook, arguments)
+    return hook(*positional, **keywords)
+
+
+def arguments_for(
+    hook: Callable[..., object], arguments: Mapping[str, object]
+) -> tuple[list[object], dict[str, object]]:
+    """The positional arguments and the keywords of ``call``, with its errors."""
     positional: list[object] = []
     keywords: dict[str, object] = {}
     parameters = inspect.signature(hook).parameters.values()
@@ -52,7 +60,7 @@ def call(hook: Callable[..., object], arguments: Mapping[str, object]) -> Any:
                 f"{getattr(hook, '__qualname__', hook)} requires {parameter.name!r}, which the"
                 f" trainer does not provide; it provides {', '.join(arguments) or 'nothing'}"
             )
-    return hook(*positional, **keywords)
+    return positional, keywords
 
 
 def holds_rollouts(batch: object) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers.utils import ModelOutput
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.algorithm.packing import image_files, sent
+from verifiers_trainer.algorithm.packing import forward_arguments, image_files, sent
 from verifiers_trainer.algorithm.prefix_tree import Nodes
+from verifiers_trainer.algorithm.teacher_view import TeacherView
 from verifiers_trainer.engines.embedded.model_inputs import keep_precision
 from verifiers_trainer.engines.processing import NEVER, placeholder_ids, processing_of
 from verifiers_trainer.policy.sizes import CHUNK_TOKENS, CHUNK_TOKENS_CPU, STORED_LOGITS_BYTES
@@ -52,6 +53,8 @@ class LogprobOutput(ModelOutput):
     entropy: Tensor | None = None
     reverse_kl: Tensor | None = None  # [T], KL(π‖teacher) of that; None without a teacher
     forward_kl: Tensor | None = None  # [T], KL(teacher‖π)
+    # [C, D], the states before the head of each token, or of each node; with ``states_only``
+    states: Tensor | None = None
 
 
 # --- the head -------------------------------------------------------------------------------------
@@ -98,11 +101,49 @@ class LogitTransform:
 
 @dataclass(frozen=True, slots=True)
 class TeacherStates:
-    """A teacher's states before its head: ``hidden`` [N, D'], in the places of the policy's."""
+    """A teacher's distributions, as its states before the head; ``states_of`` computes them."""
 
     hidden: Tensor
+    """[C', D'], of each token of its view of a row, or of each node."""
     head: Callable[[Tensor], Tensor]
     transform: Callable[[Tensor], Tensor] | None
+    view: TeacherView
+    """What it read, and where the tokens of the policy's row are in it."""
+    top_k: int | None = None
+    """Compare the probabilities of its likeliest tokens, so many, and of all the others together;
+    None: of each token."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """The part of N tokens that one teacher scores."""
+
+    head: _Chunk
+    hidden: Tensor  # [n, D']
+    rows: Tensor | None  # int64 [n]: which of them; None: all
+
+
+def states_of(
+    model: nn.Module,
+    view: TeacherView,
+    device: torch.device | str,
+    *,
+    forward: Callable[..., Any] | None = None,
+    head: Callable[[Tensor], Tensor] | None = None,
+    top_k: int | None = None,
+) -> TeacherStates:
+    """The states of ``model`` as a teacher of what it reads, without a gradient.
+
+    ``forward`` and ``head`` replace those of ``model``, for a copy of its weights.
+    """
+    lm = find_causal_lm(model)
+    state: _Installed = getattr(lm, _STATE)
+    arguments = forward_arguments(view.row.to_tensors(device), view.row)
+    with torch.no_grad():
+        hidden = (forward or model)(**arguments, states_only=True).states
+    if state.full_head:
+        return TeacherStates(hidden, nn.Identity(), state.transform.of_ids, view, top_k)
+    return TeacherStates(hidden, head or lm.get_output_embeddings(), state.transform, view, top_k)
 
 
 def chunked_logprobs(
@@ -114,15 +155,15 @@ def chunked_logprobs(
     transform: Callable[[Tensor], Tensor] | None = None,
     chunk_tokens: int | None = None,
     num_chunks: int | None = None,
-    teacher: TeacherStates | None = None,
+    teachers: Sequence[_Scored] = (),
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, ...]:
     """(log-prob of ``labels``, entropy), both [N], of the distributions that ``head`` makes of
     ``hidden`` [N, D].
 
-    The entropy carries a gradient with ``entropy_gradient`` alone. With a ``teacher`` also
-    KL(π‖teacher) and KL(teacher‖π) [N] over the vocabulary, at the same temperature, with their
-    gradients.
+    The entropy carries a gradient with ``entropy_gradient`` alone. With ``teachers``, one for each
+    token, also KL(π‖teacher) and KL(teacher‖π) [N] over the vocabulary, at the same temperature,
+    with their gradients, which are exactly 0 where both distributions are equal.
 
     A leading dimension of 1 is dropped from every input. ``inv_temperature`` is [N] or one number.
     ``head`` runs outside autocast in the precision of its weight; everything after it is at least
@@ -140,24 +181,41 @@ def chunked_logprobs(
     )
     weight: Tensor | None = getattr(head, "weight", None)
     size = chunk_tokens or _chunk_tokens(hidden.device.type, weight)
-    sizes = _even_sizes(len(labels), num_chunks or max(1, math.ceil(len(labels) / size)))
-    parts, its = [labels, inv_temperature], None
-    if teacher is not None:
-        parts.append(teacher.hidden)
-        its = _Chunk(teacher.head, getattr(teacher.head, "weight", None), teacher.transform)
+    # a teacher that shares the module of the head would run the chunks within a chunk
     stock = head.forward if isinstance(head, nn.Module) else head
-    run = _Chunk(stock, weight, transform, its, entropy_gradient)
+    of_policy = _Chunk(stock, weight, transform, entropy_gradient=entropy_gradient)
+    parts: list[tuple[_Chunk, Tensor | None, list[Tensor]]] = [
+        (
+            replace(
+                of_policy,
+                teacher=replace(its.head, head=stock) if its.head.head is head else its.head,
+            ),
+            its.rows,
+            [its.hidden],
+        )
+        for its in teachers
+    ] or [(of_policy, None, [])]
 
     def in_chunks(hidden: Tensor) -> tuple[Tensor, ...]:
         recompute = torch.is_grad_enabled() and (
             num_chunks is not None or not _is_small(weight, len(labels))
         )
         pieces = []
-        for chunk in zip(*(part.split(sizes) for part in (hidden, *parts)), strict=True):
-            pieces.append(
-                checkpoint(run, *chunk, use_reentrant=False) if recompute else run(*chunk)
-            )
-        return tuple(torch.cat(column) for column in zip(*pieces, strict=True))
+        for run, rows, its in parts:
+            columns = [hidden, labels, inv_temperature]
+            if rows is not None:
+                columns = [column[rows] for column in columns]
+            count = len(columns[0])
+            sizes = _even_sizes(count, num_chunks or max(1, math.ceil(count / size)))
+            for chunk in zip(*(column.split(sizes) for column in (*columns, *its)), strict=True):
+                pieces.append(
+                    checkpoint(run, *chunk, use_reentrant=False) if recompute else run(*chunk)
+                )
+        values = [torch.cat(column) for column in zip(*pieces, strict=True)]
+        if len(parts) == 1 and parts[0][1] is None:
+            return tuple(values)
+        order = torch.cat([rows for _, rows, _ in parts if rows is not None])
+        return tuple(torch.empty_like(part).index_put((order,), part) for part in values)
 
     if not isinstance(head, nn.Module):
         return in_chunks(hidden)
@@ -186,6 +244,8 @@ class _Chunk:
     transform: Callable[[Tensor], Tensor] | None
     teacher: _Chunk | None = None
     entropy_gradient: bool = False
+    top_k: int | None = None
+    """Of a teacher: how many tokens are compared one by one, see ``TeacherStates``."""
 
     def __call__(
         self,
@@ -198,15 +258,17 @@ class _Chunk:
             logits = self.logits(hidden, inv_temperature)
             log_z = torch.logsumexp(logits, dim=-1)
             logprobs = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - log_z
-            divergence = []
+            divergence: tuple[Tensor, ...] = ()
             if self.teacher is not None and teacher_hidden is not None:
-                with torch.no_grad():
-                    log_teacher = self.teacher.logits(teacher_hidden, inv_temperature).log_softmax(
-                        -1
-                    )
                 log_pi = logits - log_z.unsqueeze(-1)
-                gap = log_pi - log_teacher
-                divergence = [(log_pi.exp() * gap).sum(-1), -(log_teacher.exp() * gap).sum(-1)]
+                with torch.no_grad():
+                    of_teacher = self.teacher.logits(teacher_hidden, inv_temperature)
+                    # as that of the policy, so that equal logits give equal numbers
+                    log_teacher = of_teacher - torch.logsumexp(of_teacher, -1, keepdim=True)
+                if (k := self.teacher.top_k) is not None and k < log_teacher.shape[-1]:
+                    likeliest = log_teacher.topk(k, dim=-1).indices
+                    log_pi, log_teacher = (_with_tail(v, likeliest) for v in (log_pi, log_teacher))
+                divergence = divergences(log_pi, log_teacher)
             if self.entropy_gradient and torch.is_grad_enabled():
                 entropy = log_z - (torch.softmax(logits, dim=-1) * logits).sum(-1)
             else:
@@ -223,6 +285,32 @@ class _Chunk:
         if self.transform is not None:
             logits = self.transform(logits)
         return logits * inv_temperature.to(logits.dtype).unsqueeze(-1)
+
+
+def divergences(log_pi: Tensor, log_teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(π‖teacher) and KL(teacher‖π) [N] of distributions [N, V], with their gradients.
+
+    The gradients leave out Σ π·∇log π, which is the gradient of 1: for equal distributions rounding
+    would make of it a gradient that is not 0.
+
+    >>> equal = torch.tensor([[0.3, 0.7]]).log().requires_grad_()
+    >>> sum(divergences(equal, equal.detach())).sum().backward()
+    >>> equal.grad.tolist()
+    [[0.0, 0.0]]
+    """
+    pi, teacher = log_pi.exp(), log_teacher.exp()
+    gap = (log_pi - log_teacher).detach()
+    forward = -(teacher * gap).sum(-1)
+    moved = ((pi.detach() - teacher) * log_pi).sum(-1)
+    return (pi * gap).sum(-1), forward + (moved - moved.detach())
+
+
+def _with_tail(logprobs: Tensor, likeliest: Tensor) -> Tensor:
+    """[N, k + 1]: the log-probabilities of the tokens ``likeliest`` [N, k], and of all the others
+    together, of [N, V]."""
+    unlikely = logprobs.scatter(-1, likeliest, -math.inf)
+    tail = torch.logsumexp(unlikely, dim=-1, keepdim=True)
+    return torch.cat([logprobs.gather(-1, likeliest), tail], dim=-1)
 
 
 def _chunk_tokens(device: str, weight: Tensor | None) -> int:
@@ -381,7 +469,8 @@ def _logprob_forward(
     num_chunks: int | None = None,
     use_cache: bool | None = None,
     node_ids: Tensor | None = None,
-    teacher: nn.Module | None = None,
+    teachers: Sequence[TeacherStates] = (),
+    states_only: bool = False,
     as_one_row: bool = False,
     entropy_gradient: bool = False,
     images: Tensor | None = None,
@@ -413,6 +502,7 @@ def _logprob_forward(
     index = torch.from_numpy(np.flatnonzero(is_predicted))
     nodes, of_index = None, None
     before, predicted = index - 1, index
+    reads = _Reads.of(teachers, is_predicted)
     computed, computed_positions = tokens, positions
     if node_ids is not None:
         attention = self.config.get_text_config()._attn_implementation
@@ -423,8 +513,12 @@ def _logprob_forward(
             )
         row_nodes = node_ids.reshape(-1).cpu().numpy()
         nodes = Nodes.of(row_nodes, positions.numpy())
-        # a node that several samples are trained on goes through the head once
-        unique, inverse = np.unique(row_nodes[is_predicted], return_inverse=True)
+        # a node that several samples are trained on goes through the head once, for each state of
+        # its teacher
+        num_states = reads.states.max(initial=0) + 1
+        pairs = row_nodes[is_predicted].astype(np.int64) * num_states + reads.states
+        pairs, inverse = np.unique(pairs, return_inverse=True)
+        unique, reads = pairs // num_states, replace(reads, states=pairs % num_states)
         before, predicted, of_index, computed_index = (
             torch.from_numpy(array)
             for array in (nodes.parent[unique], nodes.token[unique], inverse, nodes.token)
@@ -443,11 +537,8 @@ def _logprob_forward(
         )
     layout = replace(layout, further=_of_images(self, layout, images, image_ends))
     source, head, transform = _outputs(self, layout)
-    states = None
-    if teacher is not None:
-        with torch.no_grad():
-            hidden, its_head, its_transform = _outputs(find_causal_lm(teacher), layout)
-            states = TeacherStates(hidden[before], its_head, its_transform)
+    if states_only:
+        return LogprobOutput(states=source)
     logprobs, entropy, *divergence = chunked_logprobs(
         source[before],
         head,
@@ -456,7 +547,7 @@ def _logprob_forward(
         transform=transform,
         chunk_tokens=getattr(self, _STATE).chunk_tokens,
         num_chunks=num_chunks,
-        teacher=states,
+        teachers=reads.parts(device),
         entropy_gradient=entropy_gradient,
     )
     empty = torch.zeros(len(tokens), dtype=logprobs.dtype, device=tokens.device)
@@ -465,6 +556,49 @@ def _logprob_forward(
         return empty.index_put((index,), values if of_index is None else values[of_index])
 
     return LogprobOutput(*map(in_the_row, (logprobs, entropy, *divergence)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """Which state of which teacher predicts each of N tokens."""
+
+    teachers: Sequence[TeacherStates]
+    states: np.ndarray
+    """int64 [N]: the state before a token, those of the teachers numbered one after another; 0
+    without teachers."""
+
+    @classmethod
+    def of(cls, teachers: Sequence[TeacherStates], is_predicted: np.ndarray) -> _Reads:
+        """Of the tokens ``is_predicted`` [T] of a row."""
+        states = np.full(len(is_predicted), -1 if teachers else 0)
+        begin = 0
+        for teacher in teachers:
+            view, row = teacher.view, teacher.view.row
+            before = np.arange(row.num_tokens) - 1
+            if row.node_ids is not None:
+                before = Nodes.of(row.node_ids, row.position_ids).parent[row.node_ids]
+            is_read = is_predicted & (view.index >= 0)
+            states[is_read] = begin + before[view.index[is_read]]
+            begin += len(teacher.hidden)
+        states = states[is_predicted]
+        if (states < 0).any():
+            raise TypeError("a token with loss has no teacher that reads it")
+        return cls(teachers, states)
+
+    def parts(self, device: torch.device | str) -> list[_Scored]:
+        """The states of each teacher, in the order of the tokens."""
+        parts, begin = [], 0
+        for teacher in self.teachers:
+            end = begin + len(teacher.hidden)
+            rows = np.flatnonzero((self.states >= begin) & (self.states < end))
+            before = sent(torch.from_numpy(self.states[rows] - begin), device)
+            weight = getattr(teacher.head, "weight", None)
+            head = _Chunk(teacher.head, weight, teacher.transform, top_k=teacher.top_k)
+            is_only = len(self.teachers) == 1
+            at = None if is_only else sent(torch.from_numpy(rows), device)
+            parts.append(_Scored(head, teacher.hidden[before], at))
+            begin = end
+        return parts
 
 
 @contextlib.contextmanager

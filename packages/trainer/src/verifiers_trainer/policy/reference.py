@@ -13,8 +13,9 @@ way: create it after the split.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from verifiers.errors import ConfigError
+from verifiers_trainer.algorithm.teacher_view import TeacherView
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.policy.adapters import begins_trained
 from verifiers_trainer.policy.checkpoint_files import reading
+from verifiers_trainer.policy.logprobs import TeacherStates, find_causal_lm, states_of
 
 if TYPE_CHECKING:
     from verifiers_trainer.settings.config import RLConfig
@@ -73,6 +77,32 @@ class Reference:
         finally:
             self.model.train(was_training)
 
+    @property
+    def identity(self) -> str:
+        """As a teacher (``teacher.SELF`` with ``sync_ref_model``), which the checkpoint has."""
+        return "self, synced"
+
+    def states(
+        self, view: TeacherView, device: torch.device | str, top_k: int | None
+    ) -> TeacherStates:
+        """The whole distributions of the reference as a teacher; see ``logprobs.states_of``."""
+        head = None if self.weights is None else self._copied_head()
+        return states_of(self.model, view, device, forward=self, head=head, top_k=top_k)
+
+    def _copied_head(self) -> Callable[[Tensor], Tensor] | None:
+        """The head with the reference's weights; None if it is not trained."""
+        head = find_causal_lm(self.model).get_output_embeddings()
+        copies = {id(p): (self.weights or {})[name] for name, p in _trained(self.model)}
+        if not any(id(parameter) in copies for parameter in head.parameters()):
+            return None
+        if type(head) is not nn.Linear or fsdp.is_split(self.model):
+            raise ConfigError(
+                "a synced teacher's whole distributions need its head as one linear layer, and"
+                f" this one is {'split' if type(head) is nn.Linear else type(head).__name__}: set"
+                " loss='distill', or leave sync_ref_model out"
+            )
+        return _Linear(*(copies.get(id(p), p) for p in (head.weight, head.bias)))
+
     def _run_split(self, arguments: Mapping[str, object]) -> object:
         """Run a split model, whose forward gathers its parameters, with the reference's values."""
         assert self.weights is not None
@@ -118,6 +148,17 @@ class Reference:
                 raise ValueError(f"{FILE} does not hold the parameters that are trained")
             for name, parameter in _trained(self.model):
                 self.weights[name].copy_(fsdp.part_like(saved[fsdp.plain(name)], parameter))
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """A linear layer of these weights."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return nn.functional.linear(hidden, self.weight, self.bias)
 
 
 @contextmanager

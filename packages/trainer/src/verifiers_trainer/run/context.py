@@ -26,7 +26,9 @@ from verifiers.errors import ConfigError, DatasetError
 from verifiers.storage.files import share_modes
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.algorithm.losses import LOSSES
+from verifiers_trainer.algorithm.packing import PackedRow
 from verifiers_trainer.algorithm.state import object_of
+from verifiers_trainer.algorithm.teacher_view import teacher_views
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.distributed.ranks import Ranks
 from verifiers_trainer.engines.processing import processing_of, save_texts
@@ -38,10 +40,12 @@ from verifiers_trainer.pipeline.offline import (
     rows_of,
     stand_in,
 )
+from verifiers_trainer.pipeline.teacher_context import TeacherContext
 from verifiers_trainer.policy import adapters, preparation
 from verifiers_trainer.policy.forward_checks import quiet
+from verifiers_trainer.policy.logprobs import TeacherStates
 from verifiers_trainer.policy.reference import Reference
-from verifiers_trainer.policy.teacher import EndpointTeacher, Teacher, open_teacher
+from verifiers_trainer.policy.teacher import AnyTeacher, TaskTeachers, members_of, open_teacher
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import CHANGE_REWARDS
 
@@ -72,8 +76,9 @@ class TrainingRun:
     """Evaluation rows; None = the environment's."""
     offline: OfflineRollouts | None = None
     """Finished rollouts to train on; None when the policy generates rollouts."""
-    reference: Reference | Teacher | EndpointTeacher | None = None
-    """The teacher, or the reference policy of the KL penalty ``beta``; None without either."""
+    reference: AnyTeacher | TaskTeachers | None = None
+    """The teacher, or those of the tasks, or the reference policy of the KL penalty ``beta``; None
+    without any."""
     full_copy: fsdp.WholeCopy | None = None
     """Rank 0's whole copy of a policy split over processes; None when it is not split."""
     _examples: Sequence[Example] | None = field(default=None, repr=False)
@@ -123,6 +128,9 @@ class TrainingRun:
         preparation.ensure_chat_template(tokenizer, env, settings)
         preparation.probe_template(tokenizer, env, settings, processing_of(model))
         model = preparation.prepare(model, settings, peft_config)
+        room = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        prompts = TeacherContext.of(settings, tokenizer, processing_of(model), room)
+        settings.set_fields({"teacher_prompts": prompts})
         run = cls(settings, model, tokenizer, env, eval_env, ranks, dataset, eval_rows, offline)
         if settings.micro_batch_tokens is None and preparation.has_packed_kernel(model):
             settings.micro_batch_tokens = settings.micro_batch_size * settings.max_seq_len
@@ -188,17 +196,26 @@ class TrainingRun:
         """Load the teacher, or copy the present weights as the reference if ``beta`` needs it; the
         first time."""
         if self.reference is None and self.settings.teacher is not None:
-            self.reference = open_teacher(self.settings, self.tokenizer)
+            self.reference = open_teacher(self.settings, self.model, self.tokenizer)
         elif self.reference is None:
             self.reference = Reference.of(self.model, self.settings)
 
     @property
-    def whole_teacher(self) -> Any:
-        """The model whose whole distribution the loss "gkd" reads, not only the sampled tokens;
-        None for others."""
-        if self.settings.loss == "gkd" and isinstance(self.reference, Teacher):
-            return self.reference.model
-        return None
+    def references(self) -> list[AnyTeacher]:
+        """Who scores the sampled tokens before a step: the reference policy, or the teachers by
+        their numbers in a row; none where whole distributions are compared."""
+        return [] if self.settings.loss == "gkd" else members_of(self.reference)
+
+    def teacher_states(self, row: PackedRow) -> list[TeacherStates]:
+        """The whole distributions of the teachers of a row, which the loss "gkd" reads; none for
+        other losses."""
+        if self.settings.loss != "gkd":
+            return []
+        members, top_k = members_of(self.reference), self.settings.teacher_top_k
+        return [
+            members[view.teacher].states(view, self.settings.device, top_k)
+            for view in teacher_views(row)
+        ]
 
     @property
     def whole_model(self) -> PreTrainedModel:

@@ -15,6 +15,7 @@ from verifiers.storage.own_code import own_code
 from verifiers.storage.provenance import environment_facts
 from verifiers.storage.weights import weight_hashes
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
+from verifiers_trainer.algorithm.contexts import CONTEXTS
 from verifiers_trainer.algorithm.losses import function_of
 from verifiers_trainer.policy.loading import local_folder
 from verifiers_trainer.policy.preparation import members
@@ -31,9 +32,11 @@ def users_code(
 ) -> dict[str, str]:
     """Name -> hash of what a user programmed beside the environment's files: loss, advantage,
     reward functions, and ``hooks`` by role; see ``own_code``."""
+    context = settings.teacher_context and CONTEXTS.resolve(settings.teacher_context)
     objects = {
         "loss": [function_of(settings.loss)],
         "advantage": [ADVANTAGES.resolve(settings.advantage)],
+        "teacher_context": [context] if context is not None else [],
         "reward function": [f for e in members(env) for f in e.rubric.get_reward_funcs()],
     }
     of_environment = code_of(env)

@@ -17,12 +17,14 @@ import torch
 
 from verifiers.checks.audit.certificate import non_solution_reward
 from verifiers.data.token_texts import TokenTexts
+from verifiers.errors import RunError
 from verifiers.parsers import Parser
 from verifiers.results.coverage import Coverage
 from verifiers.storage.proof import ALARM
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.distributed.devices import sheet_of
+from verifiers_trainer.run.collapse_watch import CollapseWatch
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.metrics_files import (
     MetricsFile,
@@ -64,6 +66,11 @@ class StepRecorder:
         """Watched from the first step with ``reward/success`` on, which a rubric with a success
         metric records."""
         self._parted = False
+        self.collapse: CollapseWatch | None = None
+        """Of a run with a teacher."""
+        if run.settings.teacher is not None:
+            self.collapse = CollapseWatch()
+        self._collapsed = ""
         self._non_solution = non_solution_reward(run.env)
 
     @property
@@ -117,6 +124,11 @@ class StepRecorder:
                     batch, number, settings.num_completions_to_print, settings.log_unique_prompts
                 )
 
+    def require_no_collapse(self) -> None:
+        """Raise ``RunError`` where the policy has collapsed, unless ``collapse`` is "warn"."""
+        if self._collapsed and self.run.settings.collapse == "stop":
+            raise RunError(self._collapsed)
+
     def _token_records(self, step: Step) -> dict[tuple[int, int], list[dict[str, object]]]:
         if not step.keeps_tokens:
             return {}
@@ -162,6 +174,8 @@ class StepRecorder:
             if "reward/success" in numbers:
                 self._success = self._success or SuccessWatch()
                 self._parted = self._success.parts(numbers)
+            if self.collapse is not None:
+                self._collapsed = self.collapse.sentence(number, numbers)
         counts = {
             name: value
             for name, value in step.batch.whole_batch.stats.items()
@@ -174,6 +188,8 @@ class StepRecorder:
         active = alarms(numbers, self.run.env.parser)
         if self._parted:
             active["success"] = SENTENCE
+        if self._collapsed:
+            active["collapse"] = self._collapsed
         for name in active.keys() - self._alarms:
             log.warning("step %d: %s", number, active[name])
         self._alarms = set(active)
@@ -243,6 +259,13 @@ def alarms(numbers: Mapping[str, Any], parser: Parser | None = None) -> dict[str
         "fill": (
             numbers.get("packing/rows", 0) > 1 and numbers.get("packing/fill", math.nan) < 0.7,
             "packed rows are less than 70 % full (packing/fill): raise micro_batch_tokens",
+        ),
+        "no_context": (
+            numbers.get("teacher/with_context", math.nan) == 0,
+            (
+                "teacher_context gave no rollout of the batch a context: the teacher reads what the"
+                " policy reads, and a policy learns nothing from itself then"
+            ),
         ),
         "waiting": (
             numbers.get("time/wait_generation", 0) > 0.8 * numbers.get("time/step", math.inf),

@@ -19,7 +19,7 @@ from verifiers.runtime.bounded import MAX_ROW_BYTES, read_file
 from verifiers.runtime.failpoints import failpoint
 from verifiers.runtime.redaction import digested
 from verifiers.storage.configurations import is_code_of_two_pythons
-from verifiers.storage.described import CODE
+from verifiers.storage.described import CODE, describe
 from verifiers.storage.identity import code_of
 from verifiers.storage.provenance import provenance
 from verifiers_trainer.algorithm import old_logprobs
@@ -28,7 +28,7 @@ from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState, digest
 from verifiers_trainer.policy import checkpoint_files
-from verifiers_trainer.policy.teacher import Teacher
+from verifiers_trainer.policy.preparation import members
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, MetricsFile
 from verifiers_trainer.run.provenance import CALLBACK, base_weights, facts_of, users_code
@@ -74,9 +74,17 @@ def configuration(
         "chat_template": hashlib.sha256(str(run.tokenizer.chat_template).encode()).hexdigest()[:16],
         "vocabulary": len(run.tokenizer),
         **({} if run.offline is None else {"rollouts": run.offline.digest}),
-        **({"teacher": run.reference.identity} if isinstance(run.reference, Teacher) else {}),
+        **({} if (teacher := _teacher_identity(run)) is None else {"teacher": teacher}),
         **_without_model(run.env, run.settings, code),
     }
+
+
+def _teacher_identity(run: TrainingRun) -> object:
+    """What must be the same of the teachers; None without any, and for a server, whose model is not
+    known."""
+    if run.settings.teacher is None or run.reference is None:
+        return None
+    return run.reference.identity
 
 
 def code_in_force(
@@ -93,6 +101,7 @@ def _without_model(
     return {
         "env_id": env.env_id,
         "env_args": {key: str(value) for key, value in digested(env.env_args).items()},
+        "branching": [describe(member.branching) for member in members(env)],
         **code,
         **settings.resume_values(),
     }

@@ -30,6 +30,7 @@ from verifiers.clients.payload import explicit
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
 from verifiers.types import SamplingArgs
+from verifiers_trainer.algorithm.batch import TeacherPrompts
 from verifiers_trainer.algorithm.losses import BOUNDS, bounds_read, named_objective
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.settings import compat, recipes
@@ -70,6 +71,8 @@ class RLConfig(RLFields):
     component = "rl"
     """The part of the loss that trains the rollouts: "rl", "ce" or "ref_kl"; derived
     from ``loss``."""
+    teacher_prompts: TeacherPrompts | None = None
+    """What teachers read, which ``TrainingRun.open`` sets; None: what the policy read."""
 
     def _init(self, **settings: object) -> None:
         settings = compat.changing(settings, type(self).__name__)
@@ -258,6 +261,13 @@ class RLConfig(RLFields):
         return reshaping_arguments(self.sampling())
 
     @property
+    def teachers(self) -> dict[str, str]:
+        """Task -> teacher, in the order that numbers them; of one teacher for all the task is ""."""
+        if isinstance(self.teacher, dict):
+            return self.teacher
+        return {} if self.teacher is None else {"": self.teacher}
+
+    @property
     def max_turn_tokens(self) -> int | None:
         """Maximum tokens of a turn; None = the remainder of ``max_seq_len``."""
         bounds = [
@@ -315,8 +325,13 @@ class RLConfig(RLFields):
         reference = "the first policy"
         if self.sync_ref_model:
             reference = f"one updated every {self.ref_model_sync_steps} steps"
+        teacher = ", ".join(f"{t} {name}".strip() for t, name in self.teachers.items())
+        if self.teacher_context is not None:
+            teacher += f" after {plain(self.teacher_context)}"
+        if self.teacher_top_k is not None:
+            teacher += f", top {self.teacher_top_k} and the rest"
         if self.teacher is not None:
-            reference = f"the teacher {self.teacher}"
+            reference = f"the teacher {teacher}"
         corrections = [
             f"{name} {value}" for name in CORRECTIONS if (value := getattr(self, name)) is not None
         ]
@@ -326,7 +341,7 @@ class RLConfig(RLFields):
             f"advantage {plain(self.advantage)}{credit}",
             f"KL {self.beta:g} x {self.kl_type} to {reference}" if self.beta else "no KL",
             *([f"entropy bonus {self.entropy_coef:g}"] if self.entropy_coef else []),
-            *([f"teacher {self.teacher}"] if self.component == "ref_kl" else []),
+            *([f"teacher {teacher}"] if self.component == "ref_kl" else []),
             ", ".join([f"anchor {self.anchor}", *corrections]),
         )
         return "; ".join(parts)

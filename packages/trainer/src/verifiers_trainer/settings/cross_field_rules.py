@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import close_match, closest
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
+from verifiers_trainer.algorithm.contexts import CONTEXTS
 from verifiers_trainer.algorithm.losses import BOUNDS, OBJECTIVES, bounds_read, loss_parameters
 from verifiers_trainer.distributed.launcher import FLAGS
 from verifiers_trainer.settings.batch_rules import check_batch
-from verifiers_trainer.settings.fields import SAMPLING_FIELDS, problem_of
+from verifiers_trainer.settings.fields import SAMPLING_FIELDS, SELF, plain, problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -244,11 +245,17 @@ def check_components(config: Any, world_size: int) -> list[str]:
 
 def check_teacher(config: Any, world_size: int) -> list[str]:
     """Require a teacher where the loss reads it, and a loss that reads the teacher."""
+    problems = _check_context(config)
     if config.teacher is None:
         if config.component == "ref_kl":
-            return [f"the loss {config.loss!r} needs a teacher: set teacher"]
-        return []
-    problems = []
+            problems.append(f"the loss {config.loss!r} needs a teacher: set teacher")
+        return problems
+    names = list(config.teachers.values())
+    if not names or not all(isinstance(name, str) and name for name in names):
+        return [
+            f"teacher is {config.teacher!r}; it must be a folder, a name, a URL or 'self', or a"
+            " table that maps tasks to such texts"
+        ]
     if config.component != "ref_kl" and not config.beta:
         problems.append(
             "teacher is set, and no part of the loss reads it: set loss='distill', or beta"
@@ -258,20 +265,75 @@ def check_teacher(config: Any, world_size: int) -> list[str]:
             f"beta adds a penalty towards the teacher, which is what loss={config.loss!r} is: leave"
             " it out"
         )
-    if config.loss == "gkd" and _is_url(config.teacher):
+    is_url = any(map(_is_url, names))
+    if config.loss == "gkd" and is_url:
         problems.append(
             "teacher is a server, which scores sampled tokens alone, and loss='gkd' compares whole"
             " distributions: set loss='distill', or give the teacher's folder"
         )
-    if config.sync_ref_model and config.is_given("sync_ref_model"):
-        problems.append(
-            "sync_ref_model updates the reference, which is the teacher here: leave one of them out"
-        )
-    if _is_url(config.teacher) and config.temperature != 1:
+    if is_url and config.temperature != 1:
         problems.append(
             "teacher is a server, whose log-probabilities are those of temperature 1, and"
             f" temperature is {config.temperature:g}: set temperature=1, or give the teacher's"
             " folder"
+        )
+    if SELF not in names and config.sync_ref_model and config.is_given("sync_ref_model"):
+        problems.append(
+            "sync_ref_model updates the reference, which is the teacher here: leave one of them out"
+        )
+    return problems + (_check_self(config) if SELF in names else [])
+
+
+def _check_context(config: Any) -> list[str]:
+    """Check what the teacher reads, and how much of its distribution is compared."""
+    problems = []
+    if config.teacher_top_k is not None and config.loss != "gkd":
+        problems.append(
+            f"teacher_top_k is of loss='gkd', which compares distributions, and loss is"
+            f" {plain(config.loss)!r}: leave it out"
+        )
+    if config.teacher_context is None:
+        return problems
+    try:
+        CONTEXTS.resolve(config.teacher_context)
+    except ConfigError as error:
+        problems.append(f"teacher_context cannot be used: {error}")
+    if config.teacher is None:
+        problems.append(
+            "teacher_context is what a teacher reads, and there is none: set teacher, such as"
+            " teacher='self' with loss='gkd'"
+        )
+    if config.prompt_overflow == "truncate_left":
+        problems.append(
+            "prompt_overflow='truncate_left' cuts prompts, and teacher_context renders them whole:"
+            " set prompt_overflow='skip'"
+        )
+    return problems
+
+
+def _check_self(config: Any) -> list[str]:
+    """Check a teacher that is the policy: it must know more, and compute what the policy does."""
+    problems = []
+    if config.teacher_context is None:
+        problems.append(
+            "teacher is 'self', which without a context is the policy itself, with nothing to"
+            " teach: set teacher_context, such as 'answer', or give another teacher"
+        )
+    if not config.disable_dropout:
+        problems.append(
+            "teacher is 'self', and disable_dropout=False makes it differ from the policy by"
+            " chance: leave disable_dropout out"
+        )
+    is_split = [
+        kind
+        for kind, flag in FLAGS.items()
+        if getattr(config, kind.lower()) or os.environ.get(flag, "").lower() in ("1", "true")
+    ]
+    if is_split and len(config.teachers) > 1:
+        problems.append(
+            f"teacher is 'self' for some tasks, and {is_split[0]} splits the policy: processes"
+            " would wait for each other in rows of other tasks; give one teacher for all, or start"
+            f" without {is_split[0]}"
         )
     return problems
 
@@ -308,7 +370,12 @@ def check_quantize(config: Any, world_size: int) -> list[str]:
 
 def check_reference(config: Any, world_size: int) -> list[str]:
     """Require a KL penalty for a synchronised reference."""
-    if config.sync_ref_model and config.is_given("sync_ref_model") and config.beta == 0:
+    is_teacher = isinstance(config.teacher, str | dict) and SELF in config.teachers.values()
+    if (
+        config.sync_ref_model
+        and config.is_given("sync_ref_model")
+        and not (config.beta or is_teacher)
+    ):
         return [
             "sync_ref_model=True and beta is 0: without a penalty there is no reference; set beta,"
             " or leave it out"

@@ -30,6 +30,9 @@ TRANSFORMERS = "5.23"
 """The version whose fields ``Inherited`` lists; those that a newer version adds take any value and
 must match."""
 
+SELF = "self"
+"""The value of ``teacher`` that is the policy."""
+
 # --- marks ----------------------------------------------------------------------------------------
 
 
@@ -472,11 +475,21 @@ class Settings:
     """Optimizer steps from one update of the reference to the next, with ``sync_ref_model``."""
     ref_model_mixup_alpha: Share = 0.5
     """Share of the policy in an updated reference, with ``sync_ref_model``."""
-    teacher: Annotated[str | None, PLACEMENT] = None
-    """The model that the loss "distill", or the penalty ``beta``, holds the policy near: a folder
-    (of a model, an adapter or a run), a name such as "builtin:smollm2-135m", or the URL of a server
-    with prompt log-probabilities. The files of a folder must match when a training is resumed, and
-    not its place."""
+    teacher: Annotated[str | dict[str, str] | None, PLACEMENT] = None
+    """The model that the loss "gkd" or "distill", or the penalty ``beta``, holds the policy near: a
+    folder (of a model, an adapter or a run), a name such as "builtin:smollm2-135m", the URL of a
+    server with prompt log-probabilities, or "self", the policy with its present weights, which
+    knows more by ``teacher_context`` (with ``sync_ref_model`` a copy that follows it). A table has
+    a teacher for each ``task`` of the rows. The files of a folder must match when a training is
+    resumed, and not its place."""
+    teacher_context: Any = None
+    """What the teacher reads and the policy does not: "answer", "sibling" (a sibling's success),
+    ``"package.module:function"``, or a function of ``row``, ``group`` and ``rollout`` (those that
+    its parameters name), which returns messages that stand before the prompt, a text that ends it,
+    or nothing."""
+    teacher_top_k: Few | None = None
+    """With "gkd": compare the probabilities of so many of the teacher's likeliest tokens one by
+    one, and of all others together; None = of every token."""
 
     # --- pipeline ---------------------------------------------------------------------------------
     max_off_policy_steps: Annotated[int, Range(ge=0, le=16), Also("num_batches_ahead")] = 1
@@ -509,6 +522,9 @@ class Settings:
     """Smallest share of a group's rollouts that must have a reward."""
     max_error_fraction: Annotated[Share, ALARMS] = 0.5
     """Share of failed rollouts, over the last four batches, above which training stops."""
+    collapse: Annotated[Literal["stop", "warn"], ALARMS] = "stop"
+    """With a ``teacher``: what to do when the reward has fallen from its best while the entropy or
+    the length of completions halved or doubled, "stop" training or "warn"."""
     no_signal_steps: Annotated[Number | None, ALARMS] = None
     """Consecutive batches without any group of differing rewards before training stops; 0 = only
     warn. None: a run without any such group since its start stops after 4,096 rollouts and a pass
