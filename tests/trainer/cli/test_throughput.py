@@ -82,6 +82,11 @@ def test_operations_of_a_trained_token():
     assert train_flops(planned(), 10) == 6 * 348 + 3 * attention == 2568
     twice = {"gradient_checkpointing": True, "beta": 0.1}
     assert train_flops(planned(**twice), 10) == 2568 + 2 * (2 * 348 + attention)
+    own = {"teacher": "self", "loss": "gkd", "num_iterations": 2}
+    taught = planned({"context_tokens": 7, "prompt_tokens": 3, "completion_tokens": 4}, **own)
+    assert train_flops(taught, 10) == 2 * 2568 + 2 * 348 + attention + 2 * 2 * (
+        2 * 348 + 2 * attention
+    )
     lora = planned(use_lora=True, lora_rank=1)
     assert train_flops(lora, 10) == 4 * 348 + 2 * SMALL.adapter_parameters(1) + 480
 

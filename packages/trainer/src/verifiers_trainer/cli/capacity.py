@@ -51,6 +51,7 @@ MEANINGS = {
     "prompt_tokens": "tokens of a rollout's prompt",
     "completion_tokens": "sampled tokens of a rollout, over all turns",
     "longest_tokens": "sampled tokens of a batch's longest rollout",
+    "context_tokens": "tokens of a rollout that its teacher reads, and the policy does not",
     "env_s": "seconds in which a rollout waits for its environment",
     "surplus": "rollouts generated for each of batch_size, dropped ones included",
     "trained": "share of batch_size that is trained",
@@ -324,6 +325,7 @@ def _assumed(values: Mapping[str, object]) -> dict[str, float]:
         "prompt_tokens": prompt,
         "completion_tokens": turn / 2,
         "longest_tokens": turn,
+        "context_tokens": 0.0,
         "env_s": 0.0,
         "surplus": 1.5 if values["zero_variance"] == "drop" else 1.0,
         "trained": 1.0,
@@ -398,7 +400,8 @@ def _overrides(words: Sequence[str]) -> dict[str, float]:
 
 ZERO_ALLOWED = frozenset(
     [
-        *"env_s samplers run_samplers shards shared flash sync_s call_s other_s prompt_tokens longest_tokens".split(),
+        *"env_s samplers run_samplers shards shared flash sync_s call_s other_s".split(),
+        *"prompt_tokens longest_tokens context_tokens".split(),
         *OVERHEADS,
     ]
 )
@@ -450,6 +453,9 @@ def read_run(folder: Path, trainers: int = 1, samplers: int = 0) -> dict[str, fl
     )
     if longest:
         numbers["longest_tokens"] = longest / count
+    contexts = [row["teacher/context_tokens"] for row in steps if "teacher/context_tokens" in row]
+    if contexts:
+        numbers["context_tokens"] = sum(contexts) / len(contexts)
     if sampled_s > 0:
         numbers["sampled_tokens_per_s"] = generated * completion / sampled_s / max(1, samplers)
     return numbers
@@ -676,6 +682,7 @@ def _unused(plan: CapacityPlan) -> set[str]:
         "link_bytes_per_s": is_single and run.sync != "nccl",
         "token_overhead_s": run.is_accelerator and not x["token_overhead_s"],
         "flash shared": not run.is_accelerator,
+        "context_tokens": not run.teaches_itself or "train_tokens_per_s" in x,
     }
     return {name for names, is_unused in unused.items() if is_unused for name in names.split()}
 

@@ -30,6 +30,7 @@ from verifiers_trainer.algorithm.batch import ROW_TOKENS, ROW_TOKENS_CPU
 from verifiers_trainer.engines.vllm.features import FIRST
 from verifiers_trainer.engines.vllm.weights.choice import Situation, choose
 from verifiers_trainer.policy.sizes import ADAMW_BYTES, FLOAT32, HALF, Architecture, RowPass
+from verifiers_trainer.settings.fields import SELF
 
 ADAMW_TRAFFIC = 7 * FLOAT32
 """Bytes that one update of AdamW moves per trained parameter: reads weight, gradient, two moments,
@@ -129,13 +130,34 @@ class PlannedRun:
         """Forward passes of a batch beside those of its gradients: a reference, old
         log-probabilities."""
         recomputes = self.values["anchor"] == "recomputed" or self.steps_per_batch > 1
-        return bool(self.values["beta"]) + recomputes
+        return bool(self.values["beta"] and not self.teaches_itself) + recomputes
+
+    @property
+    def teaches_itself(self) -> bool:
+        """Whether the policy is a teacher; other teachers are models of sizes that are not known."""
+        teacher = self.values["teacher"]
+        return SELF in (teacher.values() if isinstance(teacher, Mapping) else [teacher])
+
+    @property
+    def teacher_forwards(self) -> int:
+        """Forward passes of a batch in which the policy reads it as its own teacher."""
+        if not self.teaches_itself:
+            return 0
+        return self.values["num_iterations"] if self.values["loss"] == "gkd" else 1
+
+    @property
+    def teacher_length(self) -> float:
+        """Tokens of such a pass for each token of the policy's."""
+        length = self.inputs["prompt_tokens"] + self.inputs["completion_tokens"]
+        return 1 + self.inputs["context_tokens"] / max(1.0, length)
 
     @property
     def has_reference_copy(self) -> bool:
-        """Whether a frozen copy of what is trained is held for the KL penalty."""
-        follows = self.rank is None or self.values["sync_ref_model"]
-        return bool(self.values["beta"]) and follows
+        """Whether a frozen copy of what is trained is held, as the reference or the teacher."""
+        synced = bool(self.values["sync_ref_model"])
+        if self.values["teacher"] is not None:
+            return self.teaches_itself and synced
+        return bool(self.values["beta"]) and (self.rank is None or synced)
 
     @property
     def longest_rollout(self) -> int:
@@ -213,12 +235,17 @@ class PlannedRun:
 
 def train_flops(run: PlannedRun, context: float) -> float:
     """Operations of a token in rollouts of ``context`` tokens: forward, backward, and the extra
-    forward passes."""
+    forward passes, those of a teacher with its context."""
     model, passes = run.model, run.values["num_iterations"]
     attention = 2 * model.layers * model.attention_width * context
     forwards = run.extra_forwards + passes * run.row.checkpointing
     both = 4 * model.parameters + 2 * run.trained + 3 * attention
-    return passes * both + forwards * (2 * model.parameters + attention)
+    operations = passes * both + forwards * (2 * model.parameters + attention)
+    if run.teacher_forwards:
+        longer = run.teacher_length
+        taught = longer * (2 * model.parameters + longer * attention)
+        operations += run.teacher_forwards * taught
+    return operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +272,7 @@ def exchange(run: PlannedRun) -> Exchange:
         count = run.steps_per_batch * (run.trainers > 1)
         return Exchange(reduced=2 * gradients * count, reductions=count)
     passes = run.num_rows * run.values["num_iterations"]
-    forwards = passes + run.num_rows * run.extra_forwards
+    forwards = passes + run.num_rows * (run.extra_forwards + run.teacher_forwards)
     adapters = 0 if run.rank is None else run.trained
     in_layers = model.layers * model.layer_parameters + adapters
     gathered = (passes + forwards) * in_layers + forwards * model.root_parameters
