@@ -373,7 +373,7 @@ def test_judges_are_metered_by_their_own_prices(tmp_path):
             client_of(server), None, max_cost_usd=1.0, env={"rubric": judge, "num_rows": 5}
         )
         assert results.metadata.spent["usd"] == pytest.approx(5 * (COST + 60 * 100 / 1e6))
-        with pytest.raises(vf.BudgetExhausted):
+        with pytest.raises(vf.BudgetExhausted, match="Nothing is saved: raise the limit"):
             evaluate(client_of(server), None, max_cost_usd=0.5, env={"rubric": judge})
         assert judges.count * 60 * 100 / 1e6 <= 0.5
 

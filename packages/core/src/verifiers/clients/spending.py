@@ -249,9 +249,10 @@ class Budget:
                 f"${spent.usd:.4f} of ${self.max_cost_usd:.4f} are spent, and the next request may"
                 f" cost ${bound.usd:.4f} (max_cost_usd, --max-cost)"
             )
+        is_saved = self._ledger is not None
+        advice = "Finished rollouts are saved: raise the limit and run the same command again"
         return (
-            f"{'; '.join(next_one)}. Finished rollouts are saved: raise the limit and run the same"
-            " command again"
+            f"{'; '.join(next_one)}. {advice if is_saved else 'Nothing is saved: raise the limit'}"
         )
 
     def bound(self, client: object, request: ModelRequest) -> Amount:
