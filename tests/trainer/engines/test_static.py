@@ -330,7 +330,7 @@ def test_a_device_out_of_memory_fails_requests_with_the_setting_to_change(kind, 
 def test_the_cache_leaves_what_training_has_yet_to_take(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
     cuda = torch.device("cuda")
-    assert [engines._default_kv_bytes(cuda, n) for n in (0, 500, 5000)] == [300, 150, 75]
+    assert [engines.default_kv_bytes(cuda, n) for n in (0, 500, 5000)] == [300, 150, 75]
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])

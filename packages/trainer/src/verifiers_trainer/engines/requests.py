@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from verifiers.errors import ModelRefused
+
+if TYPE_CHECKING:
+    from verifiers_trainer.engines.lora import LoraWeights
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -65,6 +68,7 @@ class SamplingParams:
         )
 
 
+PromptKey: TypeAlias = "tuple[bytes, tuple[bytes, ...], LoraWeights | None]"
 OnToken = Callable[[int, float, "Alternatives | None"], None]
 """(token id, log-prob, most likely tokens of the position if requested)."""
 
@@ -81,12 +85,13 @@ class GenerationRequest:
     """Called for each sampled token but the last, on the generation thread: it must not block."""
     images: tuple[bytes, ...] = ()
     """The files of the images whose placeholders the prompt has."""
+    adapter: LoraWeights | None = None
+    """What is computed with it beside the model of the loop; its version labels the tokens."""
 
     @property
-    def prompt_key(self) -> bytes | tuple[bytes, ...]:
-        """Equal for equal prompts."""
-        ids = self.prompt_ids.tobytes()
-        return (ids, *self.images) if self.images else ids
+    def prompt_key(self) -> PromptKey:
+        """Equal for equal prompts to the same weights."""
+        return self.prompt_ids.tobytes(), self.images, self.adapter
 
     @property
     def max_length(self) -> int:

@@ -227,7 +227,7 @@ def covered(model: Any) -> str:
     counts: Counter[str] = Counter()
     for name, layer in base.named_modules():
         if hasattr(layer, "lora_A") or hasattr(layer, "base_layer"):
-            counts[_kind(base, name)] += 1
+            counts[kind_of_layer(base, name)] += 1
     listed = ", ".join(f"{count} of {kind}" for kind, count in counts.most_common())
     listed = listed.replace(" of ", " layers of ", 1)
     # fused experts are one parameter for all: no linear layer that an adapter could wrap
@@ -237,7 +237,9 @@ def covered(model: Any) -> str:
     return f"{listed or 'no layer'}{'; none of the experts' * (fused and not counts['experts'])}"
 
 
-def _kind(base: nn.Module, name: str) -> str:
+def kind_of_layer(base: nn.Module, name: str) -> str:
+    """What holds the layer ``name``: one of ``_KINDS``, else ``other kinds``. *Raises*
+    AttributeError for a layer that the model has not."""
     while name:
         name = name.rpartition(".")[0]
         if name.endswith("experts") or ".experts." in name:
@@ -298,12 +300,18 @@ def record_base(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) ->
         name = str(described.base_model_name_or_path or "")
         # a model that was merged has the name of its adapter's folder, which is no base
         if name in ("", builtin_models.TINY) or adapter_folder(name) is not None:
-            described.base_model_name_or_path = str(_written_base(model, tokenizer, folder))
+            base, state = model.get_base_model(), _state_of_base(model)
+            described.base_model_name_or_path = str(written_base(base, state, tokenizer, folder))
 
 
-def _written_base(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
-    base = model.get_base_model()
-    state = _state_of_base(model)
+def written_base(
+    base: PreTrainedModel,
+    state: dict[str, torch.Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+) -> Path:
+    """The folder in ``folder`` of a model that is in no file, with the weights ``state``; written
+    if it is not there."""
     digest = hashlib.sha256(base.config.to_json_string().encode())
     for name in sorted(state):
         content = state[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)

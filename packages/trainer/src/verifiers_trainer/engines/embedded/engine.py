@@ -203,7 +203,7 @@ class EmbeddedEngine:
             tool_call_parser=self._parser,
             served_model=self._served_model,
             max_seq_len=self._max_seq_len,
-            eos_token_ids=_eos_token_ids(replica, tokenizer),
+            eos_token_ids=eos_token_ids(replica, tokenizer),
             vocabulary=replica.config.get_text_config().vocab_size,
             version=self._version,
             description={
@@ -270,7 +270,7 @@ class EmbeddedEngine:
             "decode": chat.decode,
             "version": self._version,
             "max_rows": 1 if self._mode == "deterministic" else self._concurrency,
-            "kv_bytes": self._kv_bytes or _default_kv_bytes(replica.device, self._reserved_bytes),
+            "kv_bytes": self._kv_bytes or default_kv_bytes(replica.device, self._reserved_bytes),
             "max_batch_tokens": self._max_batch_tokens or prefill_tokens,
             "autocast_dtype": self._autocast_dtype,
         }
@@ -307,7 +307,7 @@ def _shut_down(generator: Generator, endpoint: Endpoint, threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _default_kv_bytes(device: torch.device, reserved: int) -> int:
+def default_kv_bytes(device: torch.device, reserved: int) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
     elif device.type == "mps":
@@ -317,7 +317,7 @@ def _default_kv_bytes(device: torch.device, reserved: int) -> int:
     return max(0, int(_ACCELERATOR_KV_SHARE * max(free - reserved, free / 4)))
 
 
-def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """End-of-turn token ids of the model's generation configuration and of the tokenizer."""
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     configured = configured if isinstance(configured, list) else [configured]

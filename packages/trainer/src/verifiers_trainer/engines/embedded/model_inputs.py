@@ -7,8 +7,9 @@ cache is restored and the whole pass is repeated: no pass mixes weights.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from verifiers_trainer.engines.embedded.kv_cache import (
     has_states,
     kinds_of_layers,
 )
+from verifiers_trainer.engines.lora import LoraWeights, RowAdapters
 from verifiers_trainer.engines.processing import Images, processing_of
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ class ForwardPass:
             head.register_forward_pre_hook(
                 lambda module, arguments: (arguments[0].contiguous(), *arguments[1:])
             )
+        self._row_adapters = RowAdapters(model)
         self._give_up = give_up
         self.is_interruptible = True
         for part in interruptible_parts(model):
@@ -105,6 +108,15 @@ class ForwardPass:
         """
         options = {**self._options, **arguments}
         return self._append(ids_BT, cache, starts_B, options, deltas_B)[:, -1]
+
+    @contextlib.contextmanager
+    def with_adapters(self, adapters: Sequence[LoraWeights | None]) -> Iterator[None]:
+        """In the block, row i of a pass is computed with ``adapters[i]``."""
+        if not any(adapters):
+            yield
+            return
+        with self._row_adapters.of(adapters):
+            yield
 
     def of_images(
         self, ids_1T: torch.Tensor, images: Images

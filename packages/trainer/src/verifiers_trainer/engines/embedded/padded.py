@@ -46,6 +46,7 @@ from verifiers_trainer.engines.requests import (
     Generation,
     GenerationRequest,
     OnFinished,
+    PromptKey,
     PromptLogprobs,
 )
 
@@ -62,8 +63,6 @@ _SHORTEST_PREFIX = 16
 _PROMPT_TOKENS_SCORED = 256
 """Tokens of a prompt whose log-probs are computed at once: it bounds the memory of the logits."""
 Computed = TypeVar("Computed")
-Key = bytes | tuple[bytes, ...]
-"""Of a prompt."""
 
 
 class PaddedGenerator:
@@ -90,6 +89,7 @@ class PaddedGenerator:
         self._forward = ForwardPass(model, autocast_dtype, self._gives_up)
         self._abilities, self._has_states = CacheAbilities(), self._forward.has_states
         self._new_cache = self._forward.new_cache
+        self._with_adapters = self._forward.with_adapters
         self._vocabulary: int = model.config.get_text_config().vocab_size
         self._device = next(model.parameters()).device
         self._decode_text = decode
@@ -169,7 +169,7 @@ class PaddedGenerator:
         rows = self._living
         longest = self._batch.longest if self._batch is not None else 0
         is_running = self._batch is not None
-        prompts: set[Key] = set()
+        prompts: set[PromptKey] = set()
         width = 0
 
         def admit(request: GenerationRequest) -> bool:
@@ -264,7 +264,7 @@ class PaddedGenerator:
     def _passes(self, requests: list[GenerationRequest]) -> Iterator[list[GenerationRequest]]:
         """``requests`` by length, ``max_batch_tokens`` padded tokens at a time; equal prompts stay
         together, and a prompt with images is alone: its pixels have a shape of their own."""
-        siblings: dict[Key, list[GenerationRequest]] = {}
+        siblings: dict[PromptKey, list[GenerationRequest]] = {}
         for request in sorted(requests, key=lambda request: len(request.prompt_ids)):
             siblings.setdefault(request.prompt_key, []).append(request)
         part: list[GenerationRequest] = []
@@ -293,7 +293,9 @@ class PaddedGenerator:
         starts_N = torch.tensor(starts, device=self._device)
         ids_NT_on_device = torch.from_numpy(ids_NT).to(self._device)
         # a state cannot go back to where a longer prompt still shares its beginning
+        adapters = [adapter for _, _, adapter in unique]
         is_shareable = self._abilities.continues and not self._has_states
+        is_shareable &= len(set(adapters)) == 1  # keys are of the adapter that computed them
         shared = _shared_prefix(list(unique.values())) if is_shareable else 0
         prefix_1P = torch.from_numpy(ids_NT[:1, starts[0] :][:, :shared]).to(self._device)
         arguments, delta = NOTHING, 0
@@ -303,11 +305,13 @@ class PaddedGenerator:
         def passes() -> tuple[torch.Tensor, BatchCache, list[PromptLogprobs | None]]:
             cache = self._new_cache()
             if shared:
-                self._forward(prefix_1P, cache, None)
+                with self._with_adapters(adapters[:1]):
+                    self._forward(prefix_1P, cache, None)
                 cache.repeat_shifted(starts)
             rest_NT = ids_NT_on_device[:, shared:]
             padding = starts_N if any(starts) else None
-            logits_NV = self._forward(rest_NT, cache, padding, arguments=arguments)
+            with self._with_adapters(adapters):
+                logits_NV = self._forward(rest_NT, cache, padding, arguments=arguments)
             piece = _PROMPT_TOKENS_SCORED if self._abilities.continues else width
             scored = [
                 score_prompt(self._forward, request, self._device, piece) for request in requests
@@ -329,9 +333,11 @@ class PaddedGenerator:
     def _decode(self, batch: Batch) -> None:
         """One more token for every row."""
         starts_B = batch.starts if batch.padded else None
-        logits_BV, version = self._compute(
-            lambda: self._forward(batch.last, batch.cache, starts_B, batch.deltas)
-        )
+        adapters = [request.adapter for request in batch.transcript.requests]
+        with self._with_adapters(adapters):
+            logits_BV, version = self._compute(
+                lambda: self._forward(batch.last, batch.cache, starts_B, batch.deltas)
+            )
         finished = batch.sample(logits_BV, version)
         self._settle()
         self._report(finished)
@@ -399,9 +405,9 @@ def score_prompt(
     for begin in range(0, len(ids_P) - 1, piece):
         inputs_T = ids_P[begin : min(begin + piece, len(ids_P) - 1)]
         targets_T1 = ids_P[begin + 1 : begin + 1 + len(inputs_T)].unsqueeze(1)
-        logp_TV = torch.log_softmax(
-            forward.every_position(inputs_T.unsqueeze(0), cache)[0].float(), dim=-1
-        )
+        with forward.with_adapters([request.adapter]):
+            logits_TV = forward.every_position(inputs_T.unsqueeze(0), cache)[0]
+        logp_TV = torch.log_softmax(logits_TV.float(), dim=-1)
         logp_T1 = logp_TV.gather(1, targets_T1)
         ranks_T = 1 + (logp_TV > logp_T1).sum(dim=1)
         top_logprobs, top_ids = logp_TV.topk(min(count, logp_TV.shape[1]), dim=-1)

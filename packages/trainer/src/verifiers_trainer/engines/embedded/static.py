@@ -365,6 +365,11 @@ class StaticGenerator(PaddedGenerator):
         self._max_seq_len, self._capture, self._is_ahead = max_seq_len, capture, is_ahead
         self._pending: _Ahead | None = None
 
+    def submit(self, request: GenerationRequest) -> None:
+        if request.adapter is not None:  # a captured step has the adapters of its capture
+            raise ValueError("slots compute one policy for all: use mode padded for adapters")
+        super().submit(request)
+
     def _prepare(self, cache: BatchCache) -> None:
         super()._prepare(cache)
         fitting = self._kv_bytes // (self._max_seq_len * self._token_bytes)

@@ -97,12 +97,15 @@ class Transcript:
     ) -> Generation:
         """Mark a row finished and return its completion."""
         self.alive[row] = False
-        count = self.counts[row]
+        count, request = self.counts[row], self.requests[row]
+        versions = self._versions[row, :count].copy()
+        if request.adapter is not None:
+            versions[:] = request.adapter.version
         return Generation(
-            request=self.requests[row],
+            request=request,
             token_ids=self._tokens[row, :count].copy(),
             logprobs=self._logprobs[row, :count].copy(),
-            versions=self._versions[row, :count].copy(),
+            versions=versions,
             finish_reason=reason,
             alternatives=self._alternatives[row],
             prompt_logprobs=self._prompts[row],
