@@ -145,6 +145,11 @@ TIERS = {
         ("test_peer_tinker_cookbook.py",),
         alone=(TRAINER,),
     ),
+    "tinker-server": Tier(
+        ("tinker-cookbook[math-rl]==0.5.8", "tinker==0.38.0", TORCH),
+        ("test_peer_tinker_server.py",),
+        editable=(),
+    ),
     "sandboxes": Tier(
         ("e2b==2.63.0", "modal==1.6.4", "daytona==0.226.1"),
         ("../sandboxes/test_services.py",),
@@ -238,7 +243,7 @@ def run(name: str, words: list[str]) -> int:
             python = beside_vllm()
         case "published":
             python = DEVELOPERS
-        case "env-client":
+        case "env-client" | "tinker-server":
             quiet["VF_PEER_PYTHON"], python = str(environment_of(tier)), DEVELOPERS
         case _:
             python = environment_of(tier)

@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from support.tinker_client import TinkerSession, weighted
 from verifiers.errors import ConfigError
 from verifiers_trainer.cli.serve import COMMAND
 from verifiers_trainer.policy import builtin_models
@@ -103,12 +104,43 @@ def test_until_the_model_is_loaded_the_port_says_so_to_vf_eval_too(tmp_path, mon
         ([".", "--host", "0.0.0.0"], "add --api-key-var"),
         ([".", "--api-key-var", "NOT_SET_HERE"], "NOT_SET_HERE is not set"),
         (["."], "holds no model"),
+        ([".", "--concurrency", "2"], "--concurrency needs --tinker"),
+        ([".", "--tinker", "run", "--host", "0.0.0.0"], "add --api-key-var"),
+        (["builtin:tiny", "--tinker", "run", "--api-key-var", "OTHER_KEY"], "begin with tml-"),
+        (["builtin:tini", "--tinker", "run"], "did you mean 'builtin:tiny'"),
     ],
 )
 def test_a_refusal_is_one_sentence(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OTHER_KEY", "sk-of-this-test")
     assert COMMAND.run(arguments) == 2
-    assert message in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert "sk-of-this-test" not in printed
+
+
+def test_the_protocol_of_tinker_is_served_until_sigterm(tmp_path):
+    run = tmp_path / "run"
+    words = ["builtin:tiny", "--tinker", str(run), "--port", "0", "--name", "mine", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "verifiers_trainer.cli.serve", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        facts = json.loads(process.stdout.readline())
+        session = TinkerSession(facts["url"])
+        model = session.create("mine")
+        session.result(session.train(model, weighted([5, 6, 7])))
+        session.result(session.step(model))
+        process.send_signal(signal.SIGTERM)
+        _, notes = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0, notes
+    assert f"TINKER_BASE_URL={facts['url']} TINKER_API_KEY=tml-any" in notes
+    assert (run / f"models/{model}/live/adapter_model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("is_local", [False, True])

@@ -2,8 +2,10 @@
 this machine.
 
     vf-serve outputs/my-run --port 8000
+    vf-serve local --tinker outputs/tinker --port 8000
 
-Loads the model on the embedded engine of this process and serves until Ctrl-C or SIGTERM.
+Loads the model on the embedded engine of this process and serves until Ctrl-C or SIGTERM. With
+``--tinker`` it speaks the protocol of the tinker SDK instead, with a run folder.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ from verifiers.runtime.values import Count, option
 
 START_S = 120.0
 POLL_S = 0.2
+TINKER_KEY = "tml-"
+"""Beginning of the keys that the tinker SDK sends."""
 ABOUT = """Serve a saved model as an OpenAI endpoint: chat completions, text completions, streaming, log-probabilities.
 
 FOLDER is what save_pretrained or a checkpoint writes, with a whole model or an adapter; for the folder of a training
@@ -34,6 +39,7 @@ run, its newest checkpoint is served. "local" is the small real model of vf-setu
   vf-serve outputs/my-run
   vf-serve outputs/my-run/checkpoint-40 --port 8001 --name policy
   vf-serve models/small --host 0.0.0.0 --api-key-var SERVE_KEY    for other machines
+  vf-serve local --tinker outputs/tinker    train and sample adapters with the tinker SDK
 """
 
 
@@ -48,6 +54,15 @@ class ServeSettings(Listening):
     max_seq_len: Count | None = option(
         None, "Longest conversation in tokens [the model's, at most 4096]."
     )
+    tinker: str | None = option(
+        None,
+        "Speak the protocol of the tinker SDK, with this run folder; FOLDER may be any model.",
+        metavar="RUN_FOLDER",
+    )
+    concurrency: Count | None = option(
+        None,
+        "With --tinker: most sequences that are sampled together; 1 samples reproducibly [32].",
+    )
 
 
 def serve(call: Call, settings: ServeSettings) -> None:
@@ -55,6 +70,11 @@ def serve(call: Call, settings: ServeSettings) -> None:
     the engine stops."""
     if len(call.words) != 1:
         raise ConfigError("name one folder with a model: vf-serve FOLDER")
+    if settings.tinker is not None:
+        _serve_tinker(call, settings, Path(settings.tinker).expanduser())
+        return
+    if settings.concurrency is not None:
+        raise ConfigError("--concurrency needs --tinker RUN_FOLDER")
     is_local = call.words[0] == "local"
     folder = Path(call.words[0]).expanduser()
     if not is_local and not folder.is_dir():
@@ -76,19 +96,69 @@ def serve(call: Call, settings: ServeSettings) -> None:
         path = smollm2_folder() if is_local else model_folder(str(folder))
         name = settings.name or ("local" if is_local else str(path))
         loaded = folder_engine(path, name, Address(host, port, key), settings.max_seq_len)
+    with loaded as engine:
+        key_var = settings.api_key_var if key else None
+        _until_stopped(call, lambda: _report(call, engine.base_url, name, key_var), engine.health)
+
+
+def _serve_tinker(call: Call, settings: ServeSettings, folder: Path) -> None:
+    """Serve the protocol of the tinker SDK until a signal. *Raises* as ``serve``."""
+    host, port = settings.host, settings.port
+    key = _api_key(settings.api_key_var, host)
+    if key and not key.startswith(TINKER_KEY):
+        raise ConfigError(
+            f"--api-key-var {settings.api_key_var}: the tinker SDK sends only keys that begin with"
+            f" {TINKER_KEY}"
+        )
+    call.note(f"vf-serve: loading {call.words[0]}")
+    from verifiers_trainer.engines.http.loading import said_while_loading
+
+    with said_while_loading(host, port):
+        # late: torch and transformers take seconds to import
+        from verifiers_trainer.engines.http.endpoint import Address
+        from verifiers_trainer.tinker_server.loading import open_service
+        from verifiers_trainer.tinker_server.server import TinkerServer
+
+        service = open_service(
+            call.words[0],
+            folder,
+            name=settings.name,
+            max_seq_len=settings.max_seq_len,
+            max_rows=settings.concurrency,
+        )
+    server = TinkerServer(service, Address(host, port, key))
+    try:
+        service.start(START_S)
+        server.start()
+        key_var = settings.api_key_var if key else None
+
+        def report() -> None:
+            url, name = server.base_url, service.model_name
+            call.answer_now(f"{name} at {url}", url=url, model=name)
+            sent_key = f"${key_var}" if key_var else f"{TINKER_KEY}any"
+            call.note(f"vf-serve: TINKER_BASE_URL={url} TINKER_API_KEY={sent_key} python ...")
+            call.note(f"vf-serve: adapters are kept in {folder}; Ctrl-C ends it")
+
+        _until_stopped(call, report, lambda: service.is_alive)
+    finally:
+        server.stop()
+        service.stop()
+
+
+def _until_stopped(call: Call, report: Callable[[], None], is_healthy: Callable[[], bool]) -> None:
+    """Return after SIGINT or SIGTERM. *Raises* ``RunError`` when the engine stops."""
     stopped: list[int] = []
 
     def stop(number: int, _: Any) -> None:
         stopped.append(number)
 
-    with loaded as engine:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, stop)
-        _report(call, engine.base_url, name, settings.api_key_var if key else None)
-        while not stopped:
-            time.sleep(POLL_S)
-            if not engine.health():
-                raise RunError("the engine stopped; its error is above")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    report()
+    while not stopped:
+        time.sleep(POLL_S)
+        if not is_healthy():
+            raise RunError("the engine stopped; its error is above")
     call.note("vf-serve: stopped")
 
 
