@@ -1,6 +1,6 @@
 """Branched groups against flat ones, at equal sampled tokens: two tasks of several turns, three seeds.
 
-    python benchmarks/trainer_branches.py [--tokens 60000] [--seeds 3]
+    python benchmarks/trainer_branches.py [--tokens 60000] [--seeds 3] [--quick] [--store]
 
 The policy is a random model of one layer. *Digits*: three turns, and the reward is the share of
 digits in the last answer alone, so that the first two turns are noise. *Steps*: four turns, and the
@@ -12,12 +12,13 @@ environment counts as they are sampled, shared ones once, and the optimizer step
 
 from __future__ import annotations
 
-import argparse
 import logging
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from _measure import Report, options, parse
 
 import verifiers as vf
 
@@ -118,18 +119,24 @@ def train(task: str, is_branched: bool, seed: int, tokens: int, folder: Path) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--tokens", type=int, default=60_000)
     parser.add_argument("--seeds", type=int, default=3)
-    options = parser.parse_args()
+    args = parse(parser)
+    if args.quick:
+        args.tokens, args.seeds = 1500, 1
+    args.pairs = args.seeds
+    report = Report("trainer_branches", args)
     logging.disable(logging.WARNING)
-    for task in TASKS:
+    for task in list(TASKS)[: 1 if args.quick else None]:
+        means = {}
         for is_branched in (False, True):
             rows = []
-            for seed in range(options.seeds):
+            for seed in range(args.seeds):
                 with tempfile.TemporaryDirectory() as folder:
-                    rows.append(train(task, is_branched, seed, options.tokens, Path(folder)))
+                    rows.append(train(task, is_branched, seed, args.tokens, Path(folder)))
             kind = "branched" if is_branched else "flat"
+            means[kind] = statistics.mean(row["last"] for row in rows)
             lasts = ", ".join(f"{row['last']:.3f}" for row in rows)
             firsts = ", ".join(f"{row['first']:.3f}" for row in rows)
             steps = ", ".join(f"{row['steps']:.0f}" for row in rows)
@@ -138,6 +145,9 @@ def main() -> None:
                 f" {steps})",
                 flush=True,
             )
+        share = means["flat"] / max(1e-9, means["branched"])
+        report.figure(f"{task}, reward of flat over branched groups", share)
+    report.close()
 
 
 if __name__ == "__main__":

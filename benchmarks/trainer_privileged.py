@@ -2,6 +2,7 @@
 
     python benchmarks/trainer_privileged.py [--tasks words sums] [--seeds 0 1 2] [--tokens 20000]
                                             [--methods grpo grpo_8 synced live] [--keep FOLDER]
+                                            [--quick] [--store]
 
 *words*: write four letters backwards; *sums*: add a number below 100 and a digit. A reply is right
 or wrong, 1 or 0. The policy is a random model of two layers, which knows neither the tasks nor how
@@ -19,7 +20,6 @@ at a time.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import logging
@@ -28,6 +28,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from _measure import Report, options, parse
 
 WARM = {"words": 0.25, "sums": 0.25}
 """Share of right replies at which the warm-up of a task ends."""
@@ -124,7 +126,7 @@ def config_of(folder: Path, seed: int, **settings: Any) -> Any:
     )
 
 
-def warm(task: str, seed: int, folder: Path) -> dict[str, Any]:
+def warm(task: str, seed: int, folder: Path, max_steps: int) -> dict[str, Any]:
     """A model that reads hints, and has some answers right without; saved to ``folder``."""
     import verifiers as vf
     from verifiers_trainer.pipeline.warmup import warm_up
@@ -163,7 +165,7 @@ def warm(task: str, seed: int, folder: Path) -> dict[str, Any]:
                     answers=lambda row: row["answer"],
                     reward=lambda asked=asked: right(trainer, task, asked, 1),
                     target=target,
-                    max_steps=2000,
+                    max_steps=max_steps,
                     probe_every=10,
                     learning_rate=2e-3,
                     seed=seed,
@@ -175,7 +177,9 @@ def warm(task: str, seed: int, folder: Path) -> dict[str, Any]:
     return {"steps": steps}
 
 
-def train(task: str, seed: int, method: str, tokens: int, folder: Path) -> dict[str, Any]:
+def train(
+    task: str, seed: int, method: str, tokens: int, folder: Path, **further: Any
+) -> dict[str, Any]:
     """Train the warm model until so many tokens are sampled."""
     from transformers import TrainerCallback
 
@@ -192,9 +196,9 @@ def train(task: str, seed: int, method: str, tokens: int, folder: Path) -> dict[
 
     until, env = Until(), environment(task)
     model, tokenizer = get_model_and_tokenizer(str(folder / "model"))
-    settings = METHODS[method]
+    settings = {**METHODS[method], **further}
     if "teacher" in settings:
-        settings = {**settings, "teacher_context": answer_at_the_end}
+        settings["teacher_context"] = answer_at_the_end
     started = time.process_time()
     with tempfile.TemporaryDirectory() as run:
         trainer = RLTrainer(
@@ -221,27 +225,40 @@ def train(task: str, seed: int, method: str, tokens: int, folder: Path) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--tasks", nargs="+", choices=WARM, default=list(WARM))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--keep", type=Path, help="a folder for the warm models, which are reused")
-    options = parser.parse_args()
+    args = parse(parser)
+    further = {}
+    if args.quick:  # of a model that knows nothing no rewards differ
+        further = {"zero_variance": "keep"}
+        args.tasks, args.seeds, args.tokens = args.tasks[:1], args.seeds[:1], 300
+    args.pairs = len(args.seeds)
+    report = Report("trainer_privileged", args)
     logging.disable(logging.WARNING)
     import torch
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
-        for task in options.tasks:
-            for seed in options.seeds:
-                folder = (options.keep or Path(temporary)) / f"{task}-{seed}"
+        for task in args.tasks:
+            wrong: dict[str, list[float]] = {}
+            for seed in args.seeds:
+                folder = (args.keep or Path(temporary)) / f"{task}-{seed}"
                 if not (folder / "model").exists():
-                    print(f"{task} {seed} warm {json.dumps(warm(task, seed, folder))}", flush=True)
-                for method in options.methods:
-                    result = train(task, seed, method, options.tokens, folder)
+                    steps = warm(task, seed, folder, 10 if args.quick else 2000)
+                    print(f"{task} {seed} warm {json.dumps(steps)}", flush=True)
+                for method in args.methods:
+                    result = train(task, seed, method, args.tokens, folder, **further)
+                    wrong.setdefault(method, []).append(1 - result["after"])
                     shown = {name: round(value, 3) for name, value in result.items()}
                     print(f"{task} {seed} {method} {json.dumps(shown)}", flush=True)
+            if {"synced", "grpo"} <= wrong.keys():
+                share = sum(wrong["synced"]) / max(1e-9, sum(wrong["grpo"]))
+                report.figure(f"{task}, wrong replies of synced over grpo", share, to_reach=1.0)
+    report.close()
 
 
 if __name__ == "__main__":
