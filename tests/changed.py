@@ -7,8 +7,10 @@ its command (``vf-eval``) or its environment (``reverse-text``) as a string, sin
 started by these; what tests share is followed on to the tests. What reaches it through other modules
 alone is left to CI: followed to the end, nearly every module is reached by every test. Any other
 file of a package or of ``tests`` touches what stands beside it; the changelog touches nothing; a
-page touches the tests of the docs, which run the blocks of that page alone; any other file at the
-top touches everything. The selection is for the time before a commit: what is imported by a computed
+page touches the tests of the docs, which run the blocks of that page alone; a regular expression is
+tried in the file that changed alone; a stub touches the tests of types; data of a whole
+distribution, and a folder at the top such as ``benchmarks``, touch what names their folder; any
+other file at the top touches everything. The selection is for the time before a commit: what is imported by a computed
 name escapes it, and CI runs everything.
 """
 
@@ -32,7 +34,7 @@ BASES = (
     *ROOT.glob("packages/envs/*"),
 )
 TESTS, PACKAGES = ROOT / "tests", ROOT / "packages"
-BLOCKS = TESTS / "docs/test_blocks.py"
+BLOCKS, PATTERNS = TESTS / "docs/test_blocks.py", TESTS / "architecture/test_patterns.py"
 DISTRIBUTIONS = {"agents", "core", "integrations", "sandboxes", "trainer"}
 OF_TOOLS = {"test_benchmarks", "test_changed", "test_forks", "test_mutation"}
 """Tests of what imports or starts the product for a developer; other tests of the architecture read
@@ -196,31 +198,41 @@ def tests_of(
     for path in set(changed) - set(python):
         if path in CHANGELOG or CHANGELOG & set(path.parents):
             continue  # no test reads it
-        if path.suffix == ".md" and (
-            path.parent == ROOT or path.parent.parent == ROOT / "packages"
-        ):
+        if path.suffix == ".pyi":
+            read_stubs = {test for test in every if test.stem == "test_reference_pages"}
+            chosen |= {test for test in every if test.parent == TESTS / "typing"} | read_stubs
+            continue
+        if is_readme(path):
             chosen |= {test for test in every if test.parent == TESTS / "docs"}
             chosen |= {test for test in every if "readme" in test.stem}
             continue
         folder = next(
             (base for base in path.parents if base in BASES or base == ROOT / "docs"), None
         )
+        if folder is None and path.parent != ROOT:
+            naming = modules_naming(path.relative_to(ROOT).parts[0], files)
+            reached = {files[module] for module in dependents(naming, importers, files)} & every
+            if reached:
+                chosen |= reached
+                continue
         if path.parent == ROOT or folder is None:
             return every
         beside = {ROOT / "docs": ROOT / "tests/docs", ROOT / "tests": path.parent}.get(
             folder, folder
         )
         beneath = (
-            [name for folder_of_module, name in modules.items() if folder_of_module.parent == up]
+            (up, [name for source, name in modules.items() if source.parent == up])
             for up in path.parents
         )
-        package = next(filter(None, beneath), [])
+        up, package = next(filter(lambda pair: pair[1], beneath), (folder, []))
+        if up.parent in BASES and path.parent != up:  # the whole distribution is beside it
+            package = modules_naming(path.relative_to(up).parts[0], files) or package
         chosen |= {test for test in every if beside in test.parents}
         chosen |= {files[module] for module in dependents(package, importers, files)} & every
     rules = {test for test in every if test.parent.name == "architecture"}
     rules -= {test for test in rules if test.stem in OF_TOOLS}
     if not any(path.suffix == ".py" and has_pattern(path) for path in changed):
-        rules.discard(TESTS / "architecture/test_patterns.py")
+        rules.discard(PATTERNS)
     return chosen | rules
 
 
@@ -238,21 +250,60 @@ def first_below(folder: Path, path: Path) -> str:
 
 def has_pattern(path: Path) -> bool:
     """Whether a source uses regular expressions, each of which is tried for its worst texts."""
-    return path.exists() and "re." in path.read_text(encoding="utf-8")
+    if not path.exists():
+        return False
+    return re.search(r"\bre\.\w+\(", path.read_text(encoding="utf-8")) is not None
 
 
-def words_of(chosen: set[Path], without_pages: set[Path], pages: Iterable[Path]) -> list[str]:
-    """What pytest is given: of the pages of the docs, where nothing else wants all of them, those
-    that changed."""
-    if BLOCKS not in chosen or BLOCKS in without_pages:
-        return sorted(str(path.relative_to(ROOT)) for path in chosen)
-    names = [page.relative_to(ROOT / "docs").as_posix() for page in pages if page.exists()]
-    blocks = BLOCKS.relative_to(ROOT)
+def wholly(changed: set[Path], files: dict[str, Path], importers: dict[str, set[str]]) -> set[Path]:
+    """Of the test files whose cases are files, those that something else than these files wants."""
+    pages = {
+        path
+        for path in changed
+        if is_readme(path) or (path.suffix == ".md" and ROOT / "docs" in path.parents)
+    }
+    blocks = tests_of(changed - pages, files, importers) & {BLOCKS}
+    return blocks | ({PATTERNS} & changed)
+
+
+def is_readme(path: Path) -> bool:
+    """A page at the top of the repository or of a package."""
+    return path.suffix == ".md" and (path.parent == ROOT or path.parent.parent == PACKAGES)
+
+
+def modules_naming(folder: str, files: dict[str, Path]) -> list[str]:
+    """The modules that have a folder's name as a string, or within a path."""
+    name = re.compile(rf"""["'/]{re.escape(folder)}["'/]""")
     return [
-        *sorted(str(path.relative_to(ROOT)) for path in chosen - {BLOCKS}),
-        *(f"{blocks}::test_page_does_what_it_says[{name}]" for name in names),
-        f"{blocks}::test_every_link_leads_somewhere",
-        f"{blocks}::test_every_page_is_reached_from_the_index",
+        module for module, path in files.items() if name.search(path.read_text(encoding="utf-8"))
+    ]
+
+
+def words_of(chosen: set[Path], whole: set[Path], changed: Iterable[Path]) -> list[str]:
+    """What pytest is given: of the pages of the docs, if nothing else wants all of them (``whole``),
+    those that changed, and of the sources with regular expressions likewise."""
+    changed = [path for path in changed if path.exists()]
+    pages = [path for path in changed if ROOT / "docs" in path.parents and path.suffix == ".md"]
+    sources = [path for path in changed if path.suffix == ".py" and "src" in path.parts]
+    of_file = {
+        BLOCKS: [
+            *(
+                f"test_page_does_what_it_says[{page.relative_to(ROOT / 'docs').as_posix()}]"
+                for page in pages
+            ),
+            "test_every_link_leads_somewhere",
+            "test_every_page_is_reached_from_the_index",
+        ],
+        PATTERNS: [
+            "test_every_pattern_takes_time_in_proportion_to_its_text"
+            f"[{source.relative_to(ROOT).as_posix()}]"
+            for source in filter(has_pattern, sources)
+        ],
+    }
+    parts = {file: names for file, names in of_file.items() if file in chosen - whole}
+    return [
+        *sorted(str(path.relative_to(ROOT)) for path in chosen - parts.keys()),
+        *(f"{file.relative_to(ROOT)}::{name}" for file, names in parts.items() for name in names),
     ]
 
 
@@ -281,9 +332,8 @@ def main() -> int:
         return 0
     files = files_by_module()
     importers = importers_of(files)
-    pages = {path for path in changed if path.suffix == ".md" and ROOT / "docs" in path.parents}
     chosen = tests_of(changed, files, importers)
-    tests = words_of(chosen, tests_of(changed - pages, files, importers), pages)
+    tests = words_of(chosen, wholly(changed, files, importers), changed)
     print(f"{len(changed)} changed files touch {len(chosen)} test files")
     pytest = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-m", "not slow and not gpu"]
     return subprocess.call([*pytest, *words, *tests], cwd=ROOT)

@@ -127,16 +127,41 @@ def test_a_conftest_touches_all_beneath_it(chosen):
     assert len(chosen("tests/conftest.py")) > 300
 
 
-def test_of_the_pages_those_that_changed_are_run(graph):
+def test_of_the_pages_and_the_patterns_those_that_changed_are_run(graph):
     page = changed.ROOT / "docs/concepts.md"
-    every = changed.tests_of([page], *graph)
-    blocks = "tests/docs/test_blocks.py"
-    words = changed.words_of(every, changed.tests_of([], *graph), [page])
+    source = changed.ROOT / CORE / "clients/failures.py"
+    every = changed.tests_of([page, source], *graph)
+    blocks, patterns = "tests/docs/test_blocks.py", "tests/architecture/test_patterns.py"
+    words = changed.words_of(every, changed.wholly({page}, *graph), [page, source])
     assert f"{blocks}::test_page_does_what_it_says[concepts.md]" in words
     assert f"{blocks}::test_every_link_leads_somewhere" in words
-    assert blocks not in words
-    # where something else wants all pages
-    assert blocks in changed.words_of(every, every, [page])
+    assert (
+        f"{patterns}::test_every_pattern_takes_time_in_proportion_to_its_text"
+        f"[{CORE}/clients/failures.py]" in words
+    )
+    assert not {blocks, patterns} & set(words)
+    # if something else wants all of them
+    assert {blocks, patterns} <= set(changed.words_of(every, every, [page, source]))
+    whole = changed.wholly({changed.BLOCKS, changed.PATTERNS}, *graph)
+    assert whole == {changed.BLOCKS, changed.PATTERNS}
+
+
+@pytest.mark.parametrize(
+    ("changed_file", "test", "most"),
+    [
+        (f"{CORE}/__init__.pyi", "tests/typing/test_type_checkers.py", 40),
+        ("benchmarks/results.json", "tests/architecture/test_benchmarks.py", 40),
+        (f"{CORE}/templates/environment/table/README.md.tmpl", "tests/cli/test_vf_init.py", 60),
+        ("CONTRIBUTING.md", "tests/docs/test_blocks.py", 40),
+    ],
+)
+def test_a_file_that_no_module_stands_beside_touches_what_names_it(
+    chosen, changed_file, test, most
+):
+    assert (changed.ROOT / changed_file).exists()
+    tests = chosen(changed_file)
+    assert test in tests
+    assert len(tests) < most
 
 
 def test_every_module_has_tests(graph):
