@@ -38,13 +38,18 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Do the same with what a file of trainings has imported and cached."""
+    """Do the same with what a file of trainings has imported and cached; drop the syntax trees after
+    the rules of the architecture."""
     try:
         return (yield)
     finally:
         if "trainer" in item.path.parts and nextitem is not None and nextitem.path != item.path:
             gc.collect()
             gc.freeze()
+        if "support.sources" in sys.modules and (
+            nextitem is None or nextitem.path.parent != item.path.parent
+        ):
+            sys.modules["support.sources"].forget()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

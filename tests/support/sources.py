@@ -28,3 +28,9 @@ def calls_in(nodes: Iterable[ast.AST]) -> list[ast.Call]:
 def calls_of(path: Path) -> list[ast.Call]:
     """Every call of a file."""
     return calls_in(nodes_of(path))
+
+
+def forget() -> None:
+    """Drop the trees: a million objects, which every later garbage collection would walk through."""
+    nodes_of.cache_clear()
+    calls_of.cache_clear()
