@@ -9,8 +9,8 @@ package, and forward, backward and optimizer step of the service; ``cookbook`` c
 the loop of tinker-cookbook. As a command: ``python -m verifiers_integrations.tinker @ file.toml``,
 with the key in TINKER_API_KEY.
 
-Tested with SDK 0.24.1 and 0.25.0 against the servers of skyrl 0.3.0 and 0.4.0 (JAX on a CPU), not
-against the hosted service.
+Tested with SDK 0.24.1 and 0.25.0 against the servers of skyrl 0.3.0 and 0.4.0 (JAX on a CPU), and
+with 0.38.0 against ``vf-serve --tinker``; not against the hosted service.
 """
 
 from __future__ import annotations

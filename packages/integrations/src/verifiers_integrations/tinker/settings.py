@@ -104,6 +104,8 @@ class TinkerConfig(AsInTrainer):
     packing: ClassVar[bool] = False
     share_prompts: ClassVar[bool] = False
     """A datum of the service is one sample."""
+    teacher_prompts: ClassVar[None] = None
+    """The service has no teacher."""
     micro_batch_tokens: ClassVar[int] = 1
     world_size: ClassVar[int] = 1
 
