@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 TINKER = Peer(
-    "tinker", "tinker", ("0.24.1", "0.25.0", "0.38.0"), lambda: install_line("verifiers-trainer", "tinker")
+    "tinker",
+    "tinker",
+    ("0.24.1", "0.25.0", "0.38.0"),
+    lambda: install_line("verifiers-trainer", "tinker"),
 )
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
 
