@@ -86,7 +86,8 @@ def environment(job: dict[str, Any]) -> Any:
         return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[digits]))
     if job["task"] == "two-words":
         return two_words(vf.load_environment("reverse-text", **TASKS["two-words"]["arguments"]))
-    return vf.load_environment(job["task"], **TASKS[job["task"]]["arguments"])
+    arguments = TASKS[job["task"]]["arguments"] | job.get("arguments", {})
+    return vf.load_environment(job["task"], **arguments)
 
 
 def two_words(one_word: Any) -> Any:

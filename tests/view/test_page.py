@@ -292,6 +292,37 @@ def test_a_training_shows_curves_and_the_rollouts_of_each_step(page, served):
     page.wait_text("Rollouts of step 29")
 
 
+def hacked_training(folder):
+    """Four steps; from the third on copies are paid, one of them in a rollout that is kept."""
+    view_runs.training(folder, num_steps=4)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["step"] > 2:
+            line |= {"hacking/copied": 0.5, "alarm/hacking_copied": 1}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = folder / "completions" / "step-3.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[1]["metrics"]["hacking/copied"] = 1
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_warning_of_a_hacked_reward_leads_to_the_rollouts_that_show_it(page, serve, tmp_path):
+    hacked_training(tmp_path / "learner")
+    view_runs.training(tmp_path / "sound", num_steps=4)
+    server = serve(tmp_path)
+    page.open(server.url + at("training", "learner"))
+    page.wait_text("paid without solving the task: copied, step 3")
+    assert page.count(".curve.wide .event") == 1
+    assert page.count(".curve .event") == 1
+    page.picture("hacked")
+    page.find("p[role=alert] a").click()
+    page.wait_text("Rollouts of step 3")
+    page.wait(lambda: len(rows_shown(page)) == 1)
+    page.open(server.url + at("training", "sound"))  # negative control
+    page.wait_text("Rollouts of step 4")
+    assert page.count("p[role=alert], .event") == 0
+
+
 # --- while a run goes on --------------------------------------------------------------------------
 
 

@@ -48,7 +48,7 @@ from verifiers_trainer.pipeline import health, saved_state
 from verifiers_trainer.pipeline.custom_batches import CustomRows
 from verifiers_trainer.pipeline.health import SignalMeter, upper_bound
 from verifiers_trainer.pipeline.pipeline import Pipeline
-from verifiers_trainer.pipeline.schedule import Signal, Solved
+from verifiers_trainer.pipeline.schedule import PipelineState, Pool, Signal, Solved
 from verifiers_trainer.pipeline.thread import PipelineThread
 
 RECORD = Rollout((), 0.0, {}, Status("stop"))
@@ -840,6 +840,121 @@ def test_rows_that_a_hook_chose_are_all_played():
     assert not rows.may_skip
     with pytest.raises(ConfigError, match="skip_solved and difficulty_schedule both select"):
         pipeline_config(skip_solved=True, difficulty_schedule=[(1.0, "easy")]).resolve()
+
+
+# --- the pool of examples that are sometimes solved -----------------------------------------------
+
+
+def pooled(**settings):
+    """A pipeline over six examples: q0 always earns 1, q3 never, the others half of the time."""
+    always = {"q0": "1", "q3": "0"}
+    policy = Policy(turn_of_each(lambda name, turn: always.get(name, str(turn % 2))))
+    running = pipeline(policy, counting_env(6), max_off_policy_steps=0, **settings)
+    return policy, running
+
+
+def test_examples_that_are_sometimes_solved_are_sampled_first():
+    policy, running = pooled(curriculum="pool")
+    with running as source:
+        batches = steps(source, policy, 16)
+    counts = {name: count // GROUP for name, count in played(policy).items()}
+    assert counts["q0"] == counts["q3"] == 3, "in passes 0, 2 and 6"
+    assert min(counts[f"q{n}"] for n in (1, 2, 4, 5)) >= 7
+    numbers = [batches[-1].stats[f"examples/{name}"] for name in ("in_pool", "easy", "hard")]
+    assert numbers == [4, 1, 1]
+    plain_policy, plain = pooled()
+    with plain as source:
+        batches = steps(source, plain_policy, 16)
+    assert played(plain_policy)["q0"] // GROUP >= 7, "negative control"
+    assert "examples/in_pool" not in batches[-1].stats
+
+
+def test_an_example_that_is_learned_comes_back_into_the_pool():
+    answers = turn_of_each(
+        lambda name, turn: "0" if name == "q3" and turn < GROUP else str(turn % 2)
+    )
+    policy = Policy(answers)
+    with pipeline(policy, counting_env(6), max_off_policy_steps=0, curriculum="pool") as source:
+        steps(source, policy, 18)
+        assert source.pipeline.state.pool.measured[3].outside == 0
+    assert played(policy)["q3"] // GROUP >= 5, "one pass left out"
+
+
+def test_examples_that_all_rest_are_sampled_in_turn():
+    policy = Policy(turn_of_each(lambda name, turn: "1" if turn < GROUP else str(turn % 2)))
+    settings = {"max_off_policy_steps": 0, "curriculum": "pool", "no_signal_steps": 0}
+    with pipeline(policy, counting_env(4), **settings) as source:
+        assert len(source.next_batch().groups) == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_rest_follows_from_the_groups_of_its_example_alone(seed):
+    rng = random.Random(seed)
+    lowest, span = rng.uniform(-3, 3), rng.uniform(0.1, 5)
+
+    def group(index, share):
+        rewards = (lowest, lowest + span) if share is None else (lowest + share * span,) * 2
+        return Group(index, index, tuple(replace(RECORD, reward=reward) for reward in rewards))
+
+    pool = Pool()
+    pool.count([group(9, 0.0)])
+    assert not pool.passes_over(9), "while all rewards are equal nothing is easy or hard"
+    pool.count([group(1, None)])
+    for times in range(1, 5):
+        share = rng.choice([rng.uniform(0, 0.19), rng.uniform(0.81, 1)])
+        pool.count([group(2, share), group(3, rng.uniform(0.21, 0.79))])
+        visits = [pool.passes_over(2) for _ in range(12)]
+        assert visits == [n < min(2**times - 1, 7) for n in range(12)]
+        assert not pool.passes_over(3)
+    pool.count([group(2, 0.5)])
+    assert not pool.passes_over(2)
+    pool.count([replace(group(4, 0.0), rollouts=(replace(RECORD, reward=math.nan),))])
+    assert 4 not in pool.measured, "an unknown reward says nothing"
+
+
+def test_the_pool_is_part_of_a_snapshot_and_goes_on_as_without_a_stop(tmp_path):
+    settings = {"curriculum": "pool", "deterministic": True, "max_off_policy_steps": 1}
+
+    def answer(name, turn):  # each question has a share of right answers of its own
+        return str(int(turn % GROUP < GROUP * (int(name[1:]) * 5 % 9) / 8))
+
+    def running(num_steps, version=0, state=None):
+        order = random.Random(num_steps)
+        policy = Policy(turn_of_each(answer), delay=lambda request: order.uniform(0, 0.003))
+        with pipeline(policy, counting_env(9), version, state, **settings) as source:
+            batches = [indices(batch) for batch in steps(source, policy, num_steps)]
+            source.settle()
+            return batches, source.snapshot()
+
+    whole, last = running(14)
+    first, state = running(6)
+    saved_state.save_pipeline(tmp_path, state, 6, {})
+    loaded, version, _ = saved_state.load_pipeline(tmp_path)
+    assert loaded.pool == state.pool
+    assert loaded.pool.measured
+    second, again = running(8, version, loaded)
+    assert first + second == whole
+    assert again.pool == last.pool
+    loaded.pool = Pool()
+    assert running(8, version, loaded)[0] != second, "negative control"
+
+
+def test_a_checkpoint_without_a_pool_begins_one(tmp_path):
+    saved_state.save_pipeline(tmp_path, PipelineState(), 0, {})
+    content = json.loads((tmp_path / saved_state.STATE).read_text())
+    del content["pool"]
+    (tmp_path / saved_state.STATE).write_text(json.dumps(content))
+    assert saved_state.load_pipeline(tmp_path)[0].pool == Pool()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"skip_solved": True}, {"difficulty_schedule": [(1.0, 1)]}, {"env_weights": {"a": 1.0}}],
+)
+def test_a_pool_and_another_choice_of_examples_are_refused(other):
+    (name,) = other
+    with pytest.raises(ConfigError, match=f"curriculum='pool' and {name} both select the examples"):
+        pipeline_config(curriculum="pool", **other).resolve()
 
 
 # --- stopped within the updates of a batch --------------------------------------------------------

@@ -75,7 +75,7 @@ _MODULES: dict[str, str] = {
         " ToolParseError ToolCallError InfraError TunnelError WorkerLost SandboxError"
         " SandboxUnavailable SandboxLimit RunError JournalError TooManyFaults BudgetExhausted"
         " AuthenticationFailed ModelNotFound EndpointUnreachable WeightSyncError CheckpointError"
-        " NonFiniteLoss NoLearningSignal GenerationStalled"
+        " NonFiniteLoss NoLearningSignal RewardHacked GenerationStalled"
     ),
 }
 _HOME = {

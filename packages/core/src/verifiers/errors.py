@@ -15,7 +15,8 @@ the run.
     └─ RunError                   the run cannot continue; everything acknowledged is on disk; commands exit 3
         ├─ JournalError · TooManyFaults · BudgetExhausted
         ├─ AuthenticationFailed · ModelNotFound · EndpointUnreachable   (exit 2: correctable by the user)
-        └─ WeightSyncError · CheckpointError · NonFiniteLoss · NoLearningSignal · GenerationStalled   (training)
+        └─ WeightSyncError · CheckpointError · NonFiniteLoss · NoLearningSignal · GenerationStalled
+           · RewardHacked   (training)
 
 Errors are classified where they occur, chained with ``from``, and have facts as attributes:
 ``RateLimited("…", retry_after_s=4.0).retry_after_s``. ``asyncio.CancelledError`` and
@@ -29,7 +30,7 @@ from collections.abc import Mapping
 from typing import Any
 
 FACTS = frozenset(
-    "api_key_var attempts body cause code count differences disagreement dump elapsed_s env_id "
+    "api_key_var attempts behaviour body cause code count differences disagreement dump elapsed_s env_id "
     "example_id field file function histogram hook host key limit line model names path pid "
     "response retry_after_s row sibling stage status suggestions url waiting_for".split()
 )
@@ -289,6 +290,11 @@ class NonFiniteLoss(RunError):
 class NoLearningSignal(RunError):
     """No group of the run, or of ``no_signal_steps`` batches, had two different rewards
     (``histogram``)."""
+
+
+class RewardHacked(RunError):
+    """Rollouts are paid without solving their task, and ``on_reward_hacking`` is "stop"
+    (``behaviour``)."""
 
 
 class GenerationStalled(RunError):

@@ -365,7 +365,7 @@ class RLTrainer(HFLoop):
                 run.reference.load(self.session.resumed_from)
             self.checkpoints.restore_algorithm(self.session.resumed_from)
             if self.ranks.is_main:
-                self.recorder.file.resume(self.state.global_step)
+                self.recorder.resume(self.state.global_step)
         sanity_checks.check_forward(self.model, self.args)
         for teacher in members_of(self.reference):
             if isinstance(teacher, Teacher):
@@ -447,6 +447,7 @@ class RLTrainer(HFLoop):
 
         def next_batch() -> TrainBatch | None:
             self.recorder.require_no_collapse()
+            self.recorder.monitor.require_sound()
             batch: TrainBatch | None = source.next_batch()
             return batch
 
@@ -721,6 +722,7 @@ class RLTrainer(HFLoop):
             step.numbers |= self.canary.check() | self._check_sampler(step.meter)
             if processing_of(self.model) is not None:
                 step.numbers |= self.canary.look(prompt_of_rows(step.rows))
+        step.numbers |= self.recorder.monitor.likely(self.policy_version)
         step.train_s += time.perf_counter() - started
         step.numbers |= {"loss": step.loss, **step.meter.summary(), "time/train": step.train_s}
         step.numbers["throughput/train_tokens_per_s"] = (

@@ -52,7 +52,9 @@ from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
 from verifiers_trainer.pipeline.mixture import member_of
 from verifiers_trainer.pipeline.schedule import (
     PipelineState,
+    Pool,
     Schedule,
+    Solved,
     amid_batch,
     forget_batch,
 )
@@ -200,7 +202,7 @@ class Pipeline:
                 self._in_training = groups
                 batch.stats.update(self._stats(groups))
             else:
-                self._count_solved()  # no ``advance`` follows before the next batch
+                self._count_used()  # no ``advance`` follows before the next batch
             self._admit()
             if is_step:
                 return batch
@@ -220,7 +222,7 @@ class Pipeline:
         """Set the trained policy version and the ``served`` version; start the groups
         that this allows."""
         self.version, self.served = version, served
-        self._count_solved()
+        self._count_used()
         self._drop_stale()
         self._admit()
 
@@ -244,6 +246,7 @@ class Pipeline:
             requeue=sorted([*self.running, *state.requeue]),
             skipped=list(state.skipped),
             solved=replace(state.solved, streaks=dict(state.solved.streaks)),
+            pool=replace(state.pool, measured=dict(state.pool.measured)),
             signal=replace(state.signal),
         )
 
@@ -321,29 +324,35 @@ class Pipeline:
                 return
 
     def _next_index(self) -> int:
-        """The index of the next group to start; ``skip_solved`` skips those of solved examples.
+        """The index of the next group to start; those of solved examples (``skip_solved``) and of
+        examples that rest (``curriculum="pool"``) are skipped.
 
-        When all examples are solved, none is skipped. Solved examples change with the policy
+        When all examples are solved, none is skipped. What is skipped changes with the policy
         version alone, so that the order does not depend on which rollouts finish first.
         """
-        num_examples = len(self.schedule.examples)
-        skips = (
-            self.config.skip_solved
-            and self.schedule.may_skip
-            and len(self.state.solved) < num_examples
-        )
-        for _ in range(num_examples if skips else 0):
-            if self.schedule.example(self.state.next_index).example_id not in self.state.solved:
-                break
-            self.state.skipped.append(self.state.next_index)
-            self.state.next_index += 1
+        num_examples, left_out = len(self.schedule.examples), self._left_out
+        may_skip = self.schedule.may_skip and len(self.state.solved) < num_examples
+        if left_out is not None and may_skip:
+            for _ in range(num_examples):
+                example = self.schedule.example(self.state.next_index)
+                if not left_out.passes_over(example.example_id):
+                    break
+                self.state.skipped.append(self.state.next_index)
+                self.state.next_index += 1
         self.state.next_index += 1
         return self.state.next_index - 1
 
-    def _count_solved(self) -> None:
-        used, self._used = self._used, []
+    @property
+    def _left_out(self) -> Solved | Pool | None:
+        """What says which examples are passed over; None: no example is."""
         if self.config.skip_solved:
-            self.state.solved.count(used)
+            return self.state.solved
+        return self.state.pool if self.config.curriculum == "pool" else None
+
+    def _count_used(self) -> None:
+        used, self._used = self._used, []
+        if self._left_out is not None:
+            self._left_out.count(used)
 
     def _begin(self, index: int) -> None:
         progress = Progress()
@@ -482,7 +491,7 @@ class Pipeline:
             "groups/dropped_stale": stale,
             "staleness/mean": float(np.mean(ages)) if ages else math.nan,
             "staleness/max": max(ages, default=math.nan),
-            **({"examples/solved": len(self.state.solved)} if self.config.skip_solved else {}),
+            **({} if self._left_out is None else self._left_out.numbers),
         }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from verifiers.runtime.bounded import MAX_ROW_BYTES, read_file
 from verifiers.runtime.decoding import decode_json
 from verifiers.runtime.json import encode_row
 from verifiers_trainer.algorithm.batch import Group
-from verifiers_trainer.pipeline.schedule import PipelineState, Signal, Solved
+from verifiers_trainer.pipeline.schedule import Measured, PipelineState, Pool, Signal, Solved
 from verifiers_trainer.policy.checkpoint_files import SCHEMA, read_json, reading, write_json
 
 STATE, PENDING = "rl_state.json", "pending.jsonl"
@@ -59,6 +59,12 @@ def save_pipeline(
             "solved": {
                 "best_reward": state.solved.best_reward,
                 "streaks": list(state.solved.streaks.items()),
+            },
+            "pool": {
+                "range": None
+                if math.isinf(state.pool.best)
+                else [state.pool.lowest, state.pool.best],
+                "measured": [[key, *astuple(m)] for key, m in state.pool.measured.items()],
             },
             "signal": {
                 name: v if math.isfinite(v) else None for name, v in asdict(state.signal).items()
@@ -95,9 +101,18 @@ def load_pipeline(folder: Path) -> tuple[PipelineState, int, dict[str, Any]]:
             solved=Solved(
                 saved["solved"]["best_reward"], {key: n for key, n in saved["solved"]["streaks"]}
             ),
+            pool=_pool_of(saved),
             signal=_signal_of(saved),
         )
         return state, saved["policy_version"], saved["configuration"]
+
+
+def _pool_of(saved: Mapping[str, Any]) -> Pool:
+    """What was measured of the examples; older checkpoints have none."""
+    values = saved.get("pool", {"range": None, "measured": []})
+    measured = {key: Measured(*facts) for key, *facts in values["measured"]}
+    lowest, best = values["range"] or (math.inf, -math.inf)
+    return Pool(lowest, best, measured)
 
 
 def _signal_of(saved: Mapping[str, Any]) -> Signal:

@@ -108,3 +108,32 @@ def scored(
             logprobs = model(**forward_arguments(row)).logprobs
         meter.add(logprobs, row["sampler_logprobs"], None, row)
     return meter
+
+
+def reply_logprobs(
+    model: torch.nn.Module,
+    replies: Sequence[tuple[np.ndarray, np.ndarray]],
+    device: torch.device | str,
+    temperature: float = 1.0,
+) -> np.ndarray:
+    """log π of whole replies, float64 [N] in nats, by one forward pass over all of them; each is
+    (ids of its prompt, ids of the reply with its end), int32."""
+    samples = [
+        rollout_samples(
+            [Turn(prompt, reply, np.zeros(len(reply)), 0)], 1.0, temperature=temperature
+        ).samples[0]
+        for prompt, reply in replies
+    ]
+    weights = [sample.loss_mask.astype(np.float64) for sample in samples]
+    total = sum(sample.num_tokens for sample in samples)
+    sums_N = np.zeros(len(samples))
+    for packed in pack(samples, weights, max_tokens=total)[0]:
+        row = packed.to_tensors(device)
+        with torch.no_grad():
+            logprobs = model(**forward_arguments(row)).logprobs.double()
+        of_reply = torch.where(row["loss_mask"], logprobs, 0.0)
+        sums = of_reply.new_zeros(len(packed.sample_indices)).index_add_(
+            0, row["seq_ids"].long(), of_reply
+        )
+        sums_N[packed.sample_indices] = sums.cpu().numpy()
+    return sums_N

@@ -107,13 +107,20 @@ def write_completions(
     batch: TrainBatch,
     first_only: bool = False,
     tokens: Mapping[tuple[int, int], Sequence[Mapping[str, object]]] = MappingProxyType({}),
+    behaviours: Mapping[tuple[int, int], Sequence[str]] = MappingProxyType({}),
 ) -> None:
     """Write a step's rollouts: texts, reward, per-function scores, advantage, tokens and policy
     version.
 
     Groups without a signal come last; no rollout of theirs is ``trained``. ``first_only`` writes
     the first rollout of each group alone. ``tokens``: the turns of ``token_records``.
+    ``behaviours``: (index of the group, sibling) -> the metrics ``hacking/…`` of what a rollout shows,
+    which are 1.
     """
+
+    def marked(row: dict[str, Any]) -> dict[str, Any]:
+        row["metrics"] |= dict.fromkeys(behaviours.get((row["group"], row["sibling"]), ()), 1)
+        return row
 
     def rows() -> Iterator[dict[str, Any]]:
         for number, (group, advantages) in enumerate(
@@ -135,7 +142,7 @@ def write_completions(
                 yield row
         yield from _untrained(batch.discarded, first_only)
 
-    _write_rollouts(folder, f"step-{step}", rows())
+    _write_rollouts(folder, f"step-{step}", map(marked, rows()))
 
 
 def append_dropped(
@@ -146,7 +153,7 @@ def append_dropped(
     _write_rollouts(folder, f"dropped-{step}", _untrained(groups, first_only), appends=True)
 
 
-def _untrained(groups: Sequence[Group], first_only: bool) -> Iterator[dict[str, object]]:
+def _untrained(groups: Sequence[Group], first_only: bool) -> Iterator[dict[str, Any]]:
     for group in groups:
         for position, rollout in enumerate(group.rollouts[:1] if first_only else group.rollouts):
             yield _row(group, rollout, position) | {"trained": False, "excluded": "no_signal"}

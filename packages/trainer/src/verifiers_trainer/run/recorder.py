@@ -30,11 +30,12 @@ from verifiers_trainer.run.metrics_files import (
     MetricsFile,
     append_dropped,
     print_completions,
+    read_metrics,
     write_completions,
 )
 from verifiers_trainer.run.proof import token_uses
+from verifiers_trainer.run.reward_monitor import RewardMonitor
 from verifiers_trainer.run.step import Step, number_of
-from verifiers_trainer.run.success_watch import SENTENCE, SuccessWatch
 from verifiers_trainer.run.token_records import token_records
 from verifiers_trainer.run.trackers import Trackers
 
@@ -62,10 +63,9 @@ class StepRecorder:
         """The same of the newest whole batch."""
         self._alarms: set[str] = set()
         self._evaluation: Mapping[str, float] | None = None
-        self._success: SuccessWatch | None = None
-        """Watched from the first step with ``reward/success`` on, which a rubric with a success
-        metric records."""
-        self._parted = False
+        self.monitor = RewardMonitor(run)
+        self._hacking: dict[str, str] = {}
+        """The behaviours that the newest whole batch showed."""
         self.collapse: CollapseWatch | None = None
         """Of a run with a teacher."""
         if run.settings.teacher is not None:
@@ -82,6 +82,12 @@ class StepRecorder:
     def begin(self) -> None:
         """Start the clock of the first step."""
         self._began = time.perf_counter()
+
+    def resume(self, step: int) -> None:
+        """Go on after ``step`` of the run whose file this is."""
+        self.file.resume(step)
+        if self.file.path.is_file():
+            self.monitor.resume(read_metrics(self.file.path))
 
     def spent(self, name: str, seconds: float) -> None:
         """Record the time of work between two steps: ``spent("time/checkpoint", 0.8)``."""
@@ -103,6 +109,10 @@ class StepRecorder:
         self._began, self._between_steps = now, {}
         if self._non_solution is not None:
             step.numbers["reward/non_solution"] = self._non_solution
+        behaviours: dict[tuple[int, int], list[str]] = {}
+        if self.warns and self.monitor.is_on and number % settings.steps_per_batch == 0:
+            numbers, behaviours = self.monitor.measure(batch.whole_batch)
+            step.numbers |= numbers
         if self.warns:
             self.warn(number, step)
         self.file.write(number, number, step.metrics)
@@ -113,6 +123,7 @@ class StepRecorder:
                 batch,
                 settings.log_unique_prompts,
                 self._token_records(step),
+                behaviours,
             )
             if number % settings.logging_steps == 0:
                 first = [replace(group, rollouts=group.rollouts[:1]) for group in batch.groups]
@@ -171,9 +182,8 @@ class StepRecorder:
         self._times = {name: value + numbers.get(name, 0.0) for name, value in self._times.items()}
         if number % self.run.settings.steps_per_batch == 0:
             self._batch_times, self._times = self._times, dict.fromkeys(self._times, 0.0)
-            if "reward/success" in numbers:
-                self._success = self._success or SuccessWatch()
-                self._parted = self._success.parts(numbers)
+            if self.monitor.is_on:
+                self._hacking = self.monitor.look(numbers)
             if self.collapse is not None:
                 self._collapsed = self.collapse.sentence(number, numbers)
         counts = {
@@ -186,8 +196,7 @@ class StepRecorder:
             counts |= {"rollouts/truncated": 0, "rollouts/unparsed": 0}
         numbers = {**numbers, **counts, "time/wait_generation": 0.0, **self._batch_times}
         active = alarms(numbers, self.run.env.parser)
-        if self._parted:
-            active["success"] = SENTENCE
+        active |= self._hacking
         if self._collapsed:
             active["collapse"] = self._collapsed
         for name in active.keys() - self._alarms:

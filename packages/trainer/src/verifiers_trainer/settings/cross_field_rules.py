@@ -496,6 +496,13 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
         problems.append(
             "skip_solved and difficulty_schedule both select the examples: give one of them"
         )
+    if config.curriculum != "uniform":
+        problems += [
+            f"curriculum={config.curriculum!r} and {name} both select the examples: give one of"
+            " them"
+            for name in ("skip_solved", "difficulty_schedule", "env_weights")
+            if getattr(config, name)
+        ]
     length, tokens = config.max_seq_len, "other tokens"
     for name, content in {
         "max_tokens": "a prompt",

@@ -358,6 +358,11 @@ class Settings:
     """With "sft": imitate one of the rollouts of an example that have equal tokens."""
 
     # --- data schedule ----------------------------------------------------------------------------
+    curriculum: Literal["uniform", "pool"] = "uniform"
+    """Which examples are sampled: "uniform", each once in a pass, or "pool", first those whose last
+    group had a mean reward between .2 and .8 of the range of the run's rewards, or that were never
+    sampled. Another rests for one pass, for three after its second such group in a row, then for
+    seven, and is measured again. Does not apply to batches that a subclass selects."""
     difficulty_schedule: list[Any] | None = None
     """Pairs (epoch, difficulty) in rising order of epochs: train on examples of this difficulty
     until that epoch, after the last epoch on those of the last difficulty. A difficulty is a value
@@ -530,6 +535,9 @@ class Settings:
     warn. None: a run without any such group since its start stops after 4,096 rollouts and a pass
     over a small set, a solved set when 512 rollouts and such a pass all had the best reward, and
     any other continues, with warnings."""
+    on_reward_hacking: Annotated[Literal["warn", "stop", "ignore"], ALARMS] = "warn"
+    """When sampled rollouts are paid without solving their task (``hacking/*``): "warn", "stop" at
+    the end of the batch with a checkpoint, or "ignore" and measure nothing."""
     skip_solved: bool = False
     """Stop sampling an example once two groups in a row solved it: a mean reward of at least 0.9 of
     the best reward seen in the run. When all examples are solved, all are sampled again. Does not

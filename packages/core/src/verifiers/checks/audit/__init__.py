@@ -34,7 +34,7 @@ from verifiers.checks.audit.answers import (
 )
 from verifiers.checks.audit.panel import CHANGES, Answers, NonSolution, hedges, panel, unseeing
 from verifiers.checks.audit.playing import Player, Policy, Trial, Turn
-from verifiers.checks.audit.report import NOT_REPEATABLE, AuditReport, Paid, RowProfile
+from verifiers.checks.audit.report import MANY_ROWS, NOT_REPEATABLE, AuditReport, Paid, RowProfile
 from verifiers.checks.audit.rows import check_rows
 from verifiers.checks.audit.search import climb
 from verifiers.checks.data import readable
@@ -55,8 +55,6 @@ FULL = 0.9
 """Share of a right answer's reward from which a reward counts as paid in full."""
 PARTLY = 0.25
 """Mean share of a right answer's reward from which a non-solution is reported."""
-MANY_ROWS = 0.25
-"""Share of the rows on which a non-solution must be paid in full to be an error."""
 FIRST_ROWS = 3
 """Rows that every non-solution is tried on; those that earned something there are tried on all."""
 REPEATS = 10

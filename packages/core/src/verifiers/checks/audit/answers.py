@@ -62,7 +62,7 @@ async def find_oracle(player: Player, examples: Sequence[Example]) -> Oracle:
         reward = sum(rewards) / len(rewards) if rewards else -math.inf
         if best is None or reward > best[0] + 1e-9:
             best = reward, name, write
-    name, write = best[1:] if best is not None else ("as asked", _as_asked(player.env))
+    name, write = best[1:] if best is not None else ("as asked", as_asked(player.env))
     oracle = player.env.oracle
     if oracle is not None:
         policy: Policy = lambda t: oracle_reply(oracle(t.example.row), t.request, t.number)  # noqa: E731
@@ -106,12 +106,12 @@ def is_same(text: str, answer: str, example: Example) -> bool:
     answer with less
     than as much around it is the same: a graded reward pays it nearly in full, and rightly so.
     """
-    plain, plain_answer = _plain(text), _plain(answer)
+    plain, plain_answer = bare(text), bare(answer)
     if not plain_answer:
         return plain == plain_answer
     if (number := _number(plain)) is not None and (right := _number(plain_answer)) is not None:
         return math.isclose(number, right, rel_tol=1e-9)
-    question = _plain(question_of(example))
+    question = bare(question_of(example))
     if plain_answer.casefold() in question.casefold() and plain_answer not in question:
         return plain == plain_answer
     is_long = len(plain_answer) >= LONG_CHARS and len(plain) < 2 * len(plain_answer)
@@ -128,7 +128,8 @@ def question_of(example: Example) -> str:
     return next((message_text(m) for m in reversed(prompt) if m.get("role") == "user"), "")
 
 
-def _plain(text: str) -> str:
+def bare(text: str) -> str:
+    """A text as answers are compared: without white space and outer punctuation."""
     return "".join(text.split()).strip(string.punctuation.replace("-", "").replace("+", ""))
 
 
@@ -148,7 +149,7 @@ def _answering(write: Format) -> Policy:
 
 def _formats(env: Environment) -> dict[str, Format]:
     """Name -> format, the most specific first: of equal formats the first is kept."""
-    formats: dict[str, Format] = {"as asked": _as_asked(env)}
+    formats: dict[str, Format] = {"as asked": as_asked(env)}
     if isinstance(env.parser, XMLParser):
         formats["answer field"] = _xml(env.parser)
     formats["in the shot"] = _as_in_shots
@@ -162,7 +163,7 @@ def _formats(env: Environment) -> dict[str, Format]:
     return formats
 
 
-def _as_asked(env: Environment) -> Format:
+def as_asked(env: Environment) -> Format:
     """The format of the parser, else the tags or the box that the prompt mentions."""
 
     def write(turn: Turn, text: str) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verifiers.checks.audit.report import NOT_REPEATABLE, AuditReport, Paid
+from verifiers.checks.audit.report import MANY_ROWS, NOT_REPEATABLE, AuditReport, Paid
 from verifiers.environments import registry
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import FoundEnvironment
@@ -111,16 +111,34 @@ def non_solution_reward(env: Environment) -> float | None:
     """
     if env.non_solution_reward is not None:
         return env.non_solution_reward
+    certificate = _certificate_of(env)
+    if certificate is None:
+        return None
+    reward = certificate.non_solution_reward
+    return None if math.isnan(reward) else reward
+
+
+def paid_non_solutions(env: Environment) -> list[str]:
+    """Names of the non-solutions that a fresh certificate of the environment lists as paid in full
+    in at least ``MANY_ROWS`` of the rows, without needing the answer; empty without one."""
+    certificate = _certificate_of(env)
+    return [
+        paid["name"]
+        for paid in (() if certificate is None else certificate.content.get("non_solutions") or ())
+        if (paid["paid_though_wrong"] or 0.0) >= MANY_ROWS and not paid["needs_the_answer"]
+    ]
+
+
+def _certificate_of(env: Environment) -> Certificate | None:
+    """The fresh certificate of an environment that was loaded without arguments, and not changed
+    since; else None."""
     if env.loaded_from is None or env.loaded_from.env_args or env.changes:
         return None
     try:
         certificate = read_certificate(env.loaded_from.env_id)
     except UsageError:  # it was loaded from another folder, or has been removed since
         return None
-    if certificate is None or not certificate.is_fresh:
-        return None
-    reward = certificate.non_solution_reward
-    return None if math.isnan(reward) else reward
+    return certificate if certificate is not None and certificate.is_fresh else None
 
 
 def write_certificate(report: AuditReport, env_id: str) -> Path:

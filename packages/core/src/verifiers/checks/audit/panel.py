@@ -109,7 +109,7 @@ class Answers:
 
 def panel(write: Format, answers: Answers, thinks: bool) -> list[NonSolution]:
     """All non-solutions that are texts; ``thinks``: whether replies may have thinking in tags."""
-    policies = [NonSolution(n, f, _writing(write, slot), slot) for n, f, slot in _slots(answers)]
+    policies = [NonSolution(n, f, _writing(write, slot), slot) for n, f, slot in slots_of(answers)]
     policies += [NonSolution(*reply) for reply in _whole_replies(write, answers)]
     return policies + odd_forms(write, answers, thinks)
 
@@ -118,7 +118,9 @@ def _writing(write: Format, slot: Slot) -> Policy:
     return lambda turn: write(turn, slot(turn))
 
 
-def _slots(answers: Answers) -> list[tuple[str, str, Slot]]:
+def slots_of(answers: Answers) -> list[tuple[str, str, Slot]]:
+    """(name, family, text in the answer's place) of the non-solutions that write something else
+    there."""
     top = answers.texts[0] if answers.texts else "42"
     few, many = answers.texts[:5], answers.texts[:MANY]
     slots: list[tuple[str, str, Slot]] = [

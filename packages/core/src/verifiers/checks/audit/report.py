@@ -13,6 +13,8 @@ MAX_SHOWN = 6
 WIDTH = 52
 NOT_REPEATABLE = "reward-is-not-repeatable"
 """The code of a finding: the same replies earned different rewards."""
+MANY_ROWS = 0.25
+"""Share of the rows on which a non-solution must be paid in full to be an error."""
 NEED_THE_ANSWER = ("hedge", "odd form")
 """Families whose replies contain the right answer."""
 

@@ -7,7 +7,7 @@ const FIRST = ["reward/success", "eval_success", "eval_reward", "entropy", "loss
 const AXES = new Set(["step", "policy_version", "time", "eval_reward_stderr", "reward/non_solution"]);
 
 // Names that a training writes by itself; any other is a metric of the user's own.
-const OURS = /^((alarm|batch|canary|correction|dead|env|examples|groups|memory|offline|packing|ratio|reward|rollouts|sampler|samples|server|staleness|teacher|throughput|time|tokens|train|turns)\/|(eval|train)_|(entropy|epoch|grad_norm|kl_ref|kl_teacher|learning_rate|loss|policy_version|solved|step|time|total_flos)$)/;
+const OURS = /^((alarm|batch|canary|correction|dead|env|examples|groups|hacking|memory|offline|packing|ratio|reward|rollouts|sampler|samples|server|staleness|teacher|throughput|time|tokens|train|turns)\/|(eval|train)_|(entropy|epoch|grad_norm|kl_ref|kl_teacher|learning_rate|loss|policy_version|solved|step|time|total_flos)$)/;
 
 // The metrics with a known value in some of the lines: rewards first, then the user's own, those that are looked at often, the others, all zeros.
 export function curveNames(lines) {
@@ -92,8 +92,8 @@ export function smooth(points, half) {
 }
 
 // One curve with its axes. `points`: [x, y]; `marks`: [x, y, halfwidth] drawn as points with intervals; `level`: [y, name]
-// drawn as a dashed line.
-export function curve({ title, points, marks = [], half = 0, wide = false, level = null }) {
+// drawn as a dashed line; `events`: [x, name, address], upright lines that lead there.
+export function curve({ title, points, marks = [], events = [], half = 0, wide = false, level = null }) {
   const big = wide && !NARROW.matches; // on a phone its text would be half as large as that of the others
   const [width, height, bottom, top] = [big ? 720 : 352, big ? 330 : 150, 18, 8];
   const all = [...points, ...marks];
@@ -120,6 +120,7 @@ export function curve({ title, points, marks = [], half = 0, wide = false, level
     (x1 > x0 ? [x0, x1] : [x0]).map((x, i) => svg("text", { x: px(x), y: height - 4, "text-anchor": i ? "end" : "start" }, count(x))),
     level ? [svg("line", { class: "level", x1: left, x2: width - 10, y1: py(level[0]), y2: py(level[0]) }),
       svg("text", { class: "level", x: width - 12, y: py(level[0]) - 4, "text-anchor": "end" }, `${level[1]} ${number(level[0])}`)] : null,
+    events.map(([x, name, to]) => svg("a", { href: to }, svg("line", { class: "event", x1: px(x), x2: px(x), y1: top, y2: height - bottom }, svg("title", null, `${name}, step ${x}`)))),
     half ? svg("polyline", { class: "raw", points: line(points) }) : null,
     svg("polyline", { class: "line", points: line(smoothed) }),
     smoothed.length === 1 ? svg("circle", { class: "dot", r: 2.5, cx: px(smoothed[0][0]), cy: py(smoothed[0][1]) }) : null,

@@ -10,6 +10,12 @@ import { curve, curveNames } from "./plots.js";
 import { rowsOf } from "./rows.js";
 import { queryOf, rowsView, viewOf } from "./rows_view.js";
 
+// Alarm of a reward that is paid without solving the task -> the view of the rollouts that show it.
+const UNSOLVED = { where: "success < 1 and reward > 0", sort: "-reward" };
+const HACKED = {
+  ...Object.fromEntries(["cheap_replies", "copied", "grading", "same_reply"].map((name) => [`hacking_${name}`, { where: `\`hacking/${name}\` > 0` }])),
+  hacking_unsolved: UNSOLVED, hacking_format: UNSOLVED, success: UNSOLVED, hacking_length: { sort: "-output_tokens" }, hacking_flat: { sort: "-reward" }, hacking_cheap_probability: {},
+};
 const SMOOTHING = [0, 2, 5, 10, 20, 50];
 
 export async function trainingPage(main, { parts, query }) {
@@ -25,6 +31,7 @@ export async function trainingPage(main, { parts, query }) {
   let wanted = query.curve || "";
   const head = h("div");
   const cards = h("div", { class: "cards" });
+  const hacked = h("div");
   const proved = h("div");
   const curves = h("div", { class: "curves" });
   const sampled = h("section", { class: "samples" });
@@ -37,7 +44,7 @@ export async function trainingPage(main, { parts, query }) {
     drawCurves();
   } });
   const controls = h("div", { class: "controls" }, find, h("label", null, "smoothing over ", amount, " steps ", slider));
-  replace(main, head, cards, proved, controls, curves, sampled);
+  replace(main, head, cards, hacked, proved, controls, curves, sampled);
 
   async function load() {
     const answer = await ask("metrics", { run: id, first: lines.length, generation });
@@ -46,6 +53,7 @@ export async function trainingPage(main, { parts, query }) {
     steps = answer.steps;
     drawHead();
     drawProof(answer.proof);
+    drawHacked();
     drawCurves();
     const newest = steps[steps.length - 1];
     if (following && steps.length && step !== newest) await openStep(newest);
@@ -74,6 +82,17 @@ export async function trainingPage(main, { parts, query }) {
       card("time per step", duration(1000 * last("time/step"))), card("errors", count(points("rollouts/errors").reduce((sum, [, y]) => sum + y, 0))));
   }
 
+  // Where an alarm of a hacked reward begins: [step, name, address of the rollouts that show it].
+  function warnings() {
+    return Object.keys(HACKED).flatMap((name) => lines.filter((line, i) => line[`alarm/${name}`] && !lines[i - 1]?.[`alarm/${name}`]).slice(0, 1)
+      .map(({ step: at }) => [at, name.replace("hacking_", "").replaceAll("_", " "), address(["training", id], { step: at, ...HACKED[name] })])).sort((a, b) => a[0] - b[0]);
+  }
+
+  function drawHacked() {
+    const all = warnings();
+    replace(hacked, all.length ? h("p", { class: "bad", role: "alert" }, "The reward may be paid without solving the task: ", all.map(([at, name, to], i) => [i ? ", " : "", h("a", { href: to }, `${name}, step ${count(at)}`)])) : null);
+  }
+
   function drawProof(proof) {
     const { tokens, largest, versions } = proof;
     const words = { agree: "the policy that sampled is the policy that was trained", inconclusive: "no push moved the answers by more than the noise: a server that kept its first weights would look the same", alarm: "sampler and trainer disagreed", ended: "a disagreement ended the run", unknown: "sampler and trainer were not compared" }[proof.verdict] || proof.verdict;
@@ -94,7 +113,7 @@ export async function trainingPage(main, { parts, query }) {
     const chosen = curveNames(lines).filter((name) => name !== "reward/mean" && name.toLowerCase().includes(words));
     const small = (name) => curve({ title: name, points: points(name), half: name.startsWith("eval") ? 0 : half });
     const shown = words ? chosen : chosen.slice(0, 8);
-    replace(curves, !words || "reward/mean".includes(words) ? curve({ title: "reward/mean", points: points("reward/mean"), marks: evals, half, wide: true, level: isKnown(last("reward/non_solution")) ? [last("reward/non_solution"), "best non-solution"] : null }) : null,
+    replace(curves, !words || "reward/mean".includes(words) ? curve({ title: "reward/mean", points: points("reward/mean"), marks: evals, events: warnings(), half, wide: true, level: isKnown(last("reward/non_solution")) ? [last("reward/non_solution"), "best non-solution"] : null }) : null,
       shown.map(small),
       chosen.length > shown.length ? h("button", { type: "button", class: "more", onclick: () => replace(curves, [...curves.children].slice(0, -1), chosen.slice(8).map(small)) }, `show ${plural(chosen.length - shown.length, "more curve")}`) : null);
   }
