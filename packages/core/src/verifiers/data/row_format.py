@@ -172,7 +172,7 @@ def _with_local_files(prompt: object) -> Any:
     return [_with_files(message) for message in prompt]
 
 
-def _with_files(message: Any) -> Any:
+def _with_files(message: object) -> Any:
     content = field(message, "content")
     if not isinstance(content, list | tuple):
         return message

@@ -19,7 +19,7 @@ SHARED = "shared"
 SHARED_MARK = b'"shared":'
 
 
-def without_copies(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def without_copies(rows: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
     """The rows of one write, of which a branch whose parent is before it lacks what they share."""
     at: dict[tuple[Any, int], int] = {}
     written = []
@@ -78,7 +78,7 @@ def whole_rows(rows: Iterable[dict[str, Any]], location: str) -> Iterator[dict[s
         yield row
 
 
-def rows_back_of(row: Mapping[str, Any], location: str) -> int:
+def rows_back_of(row: Mapping[str, object], location: str) -> int:
     """How many rows above a row its parent is. *Raises* JournalError for what is no number."""
     shared = row[SHARED]
     rows_back = shared.get("rows_back") if isinstance(shared, Mapping) else None

@@ -130,6 +130,6 @@ class Fork(AttributeDict):
         )
 
 
-def tree_number(fork: Mapping[str, Any] | None) -> float:
+def tree_number(fork: Mapping[str, object] | None) -> float:
     """The number of a rollout's tree in its group; NaN if it has none."""
     return math.nan if (read := Fork.read(fork)) is None else float(read.tree)

@@ -193,7 +193,7 @@ def with_default(owner: type[Any], name: str, default: object) -> Any:
     return field(default=default, metadata=owner.__dataclass_fields__[name].metadata)
 
 
-def options_of(owner: type[Any]) -> dict[str, Option]:
+def options_of(owner: type) -> dict[str, Option]:
     """Field -> its `Option`, of a dataclass."""
     return {each.name: each.metadata["option"] for each in fields(owner)}
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from verifiers.cli.common.command import Call, Listening, SmallCommand
 from verifiers.errors import ConfigError, RunError
@@ -149,7 +148,7 @@ def _until_stopped(call: Call, report: Callable[[], None], is_healthy: Callable[
     """Return after SIGINT or SIGTERM. *Raises* ``RunError`` when the engine stops."""
     stopped: list[int] = []
 
-    def stop(number: int, _: Any) -> None:
+    def stop(number: int, _: object) -> None:
         stopped.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -308,6 +308,6 @@ class Processing:
 
 
 @functools.cache
-def _parameters(kind: Any, method: str = "forward") -> frozenset[str]:
+def _parameters(kind: object, method: str = "forward") -> frozenset[str]:
     """The names that a class's method takes."""
     return frozenset(inspect.signature(getattr(kind, method)).parameters)

@@ -313,7 +313,7 @@ def why_no_prompt_fits(
     )
 
 
-def prompt_of(row: Mapping[str, Any], chat: ChatFormat, env: Environment) -> Prompt:
+def prompt_of(row: Mapping[str, object], chat: ChatFormat, env: Environment) -> Prompt:
     """The prompt of an example's messages."""
     tools = json.dumps(env.tool_defs).encode() if env.tool_defs else None
     return chat.prompt(json.dumps(row["prompt"]).encode(), tools)

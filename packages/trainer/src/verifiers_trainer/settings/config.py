@@ -41,7 +41,13 @@ from verifiers_trainer.settings.cross_field_rules import (
     CORRECTIONS,
     INFERENCE,
 )
-from verifiers_trainer.settings.fields import RESHAPING, Settings, plain, problem_of, resume_values
+from verifiers_trainer.settings.fields import (
+    RESHAPING,
+    Configuration,
+    plain,
+    problem_of,
+    resume_values,
+)
 from verifiers_trainer.settings.sampling import reshaping_arguments
 
 log = logging.getLogger(__name__)
@@ -53,7 +59,7 @@ TIS_CAP = 2.0
 
 
 @dataclass
-class RLFields(Settings, TrainingArguments):  # type: ignore[misc]  # the defaults of ``Settings`` win
+class RLFields(Configuration, TrainingArguments):  # type: ignore[misc]  # the defaults of ``Settings`` win
     """The fields of ``RLConfig``."""
 
 

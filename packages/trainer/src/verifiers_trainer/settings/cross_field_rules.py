@@ -22,7 +22,13 @@ from verifiers_trainer.algorithm.contexts import CONTEXTS
 from verifiers_trainer.algorithm.losses import BOUNDS, OBJECTIVES, bounds_read, loss_parameters
 from verifiers_trainer.distributed.launcher import FLAGS
 from verifiers_trainer.settings.batch_rules import check_batch
-from verifiers_trainer.settings.fields import SAMPLING_FIELDS, SELF, plain, problem_of
+from verifiers_trainer.settings.fields import (
+    SAMPLING_FIELDS,
+    SELF,
+    Configuration,
+    plain,
+    problem_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
 INFERENCE = ("auto", "embedded", "vllm")
 """Values of ``inference`` that are not URLs."""
 
-Check = Callable[[Any, int], list[str]]
+Check = Callable[[Configuration, int], list[str]]
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
 ANCHORED_ON_SAMPLER = frozenset(
@@ -54,7 +60,7 @@ CREDITED = ("mean", "best", "none")
 """Advantages for which credit per turn is defined."""
 
 
-def check_mini_batch(config: Any, world_size: int) -> list[str]:
+def check_mini_batch(config: Configuration, world_size: int) -> list[str]:
     """Check ``ppo_mini_batch_size``, which counts examples, against the batch and
     ``updates_per_batch``."""
     updates, mini_batch = config.updates_per_batch, config.other_spelling("ppo_mini_batch_size")
@@ -80,7 +86,7 @@ def check_mini_batch(config: Any, world_size: int) -> list[str]:
     return []
 
 
-def check_fields(config: Any, world_size: int) -> list[str]:
+def check_fields(config: Configuration, world_size: int) -> list[str]:
     """Check each setting that is not the default against its line in ``fields``."""
     values = {line.name: getattr(config, line.name) for line in dataclasses.fields(config)}
     changed = {
@@ -91,7 +97,7 @@ def check_fields(config: Any, world_size: int) -> list[str]:
     return [problem for name, value in changed.items() if (problem := problem_of(name, value))]
 
 
-def check_objective(config: Any, world_size: int) -> list[str]:
+def check_objective(config: Configuration, world_size: int) -> list[str]:
     """Check the loss with its parameters and bounds, the advantage, and the KL penalty."""
     problems = []
     try:
@@ -125,7 +131,7 @@ def check_objective(config: Any, world_size: int) -> list[str]:
     return problems + _check_unread(config, accepted or ()) + _check_bounds(config)
 
 
-def _check_unread(config: Any, accepted: Collection[str]) -> list[str]:
+def _check_unread(config: Configuration, accepted: Collection[str]) -> list[str]:
     """Refuse bounds that the caller set and the loss does not read."""
     reads = bounds_read(config.loss)
     problems = []
@@ -140,7 +146,7 @@ def _check_unread(config: Any, accepted: Collection[str]) -> list[str]:
     return problems
 
 
-def _check_bounds(config: Any) -> list[str]:
+def _check_bounds(config: Configuration) -> list[str]:
     values = [getattr(config, name) for name in BOUNDS]
     if not all(value is None or isinstance(value, int | float) for value in values):
         return []  # reported by check_fields
@@ -173,7 +179,7 @@ def _check_bounds(config: Any) -> list[str]:
     return problems
 
 
-def check_anchor(config: Any, world_size: int) -> list[str]:
+def check_anchor(config: Configuration, world_size: int) -> list[str]:
     """Check the anchor and the corrections."""
     name = config.loss if isinstance(config.loss, str) and config.loss in OBJECTIVES else None
     problems = []
@@ -224,7 +230,7 @@ def _check_geo_mask(pair: Sequence[float] | None) -> list[str]:
     return []
 
 
-def check_components(config: Any, world_size: int) -> list[str]:
+def check_components(config: Configuration, world_size: int) -> list[str]:
     """Check the settings of the losses that read no reward, and those that only such
     a loss reads."""
     problems = []
@@ -243,7 +249,7 @@ def check_components(config: Any, world_size: int) -> list[str]:
     return problems
 
 
-def check_teacher(config: Any, world_size: int) -> list[str]:
+def check_teacher(config: Configuration, world_size: int) -> list[str]:
     """Require a teacher where the loss reads it, and a loss that reads the teacher."""
     problems = _check_context(config)
     if config.teacher is None:
@@ -284,7 +290,7 @@ def check_teacher(config: Any, world_size: int) -> list[str]:
     return problems + (_check_self(config) if SELF in names else [])
 
 
-def _check_context(config: Any) -> list[str]:
+def _check_context(config: Configuration) -> list[str]:
     """Check what the teacher reads, and how much of its distribution is compared."""
     problems = []
     if config.teacher_top_k is not None and config.loss != "gkd":
@@ -311,7 +317,7 @@ def _check_context(config: Any) -> list[str]:
     return problems
 
 
-def _check_self(config: Any) -> list[str]:
+def _check_self(config: Configuration) -> list[str]:
     """Check a teacher that is the policy: it must know more, and compute what the policy does."""
     problems = []
     if config.teacher_context is None:
@@ -338,7 +344,7 @@ def _check_self(config: Any) -> list[str]:
     return problems
 
 
-def check_quantize(config: Any, world_size: int) -> list[str]:
+def check_quantize(config: Configuration, world_size: int) -> list[str]:
     """Check what a base in four bits excludes: weights with a gradient, merging, other transfers of
     weights than the adapter's."""
     if config.quantize is None:
@@ -368,7 +374,7 @@ def check_quantize(config: Any, world_size: int) -> list[str]:
     return problems
 
 
-def check_reference(config: Any, world_size: int) -> list[str]:
+def check_reference(config: Configuration, world_size: int) -> list[str]:
     """Require a KL penalty for a synchronised reference."""
     is_teacher = isinstance(config.teacher, str | dict) and SELF in config.teachers.values()
     if (
@@ -383,7 +389,7 @@ def check_reference(config: Any, world_size: int) -> list[str]:
     return []
 
 
-def check_iterations(config: Any, world_size: int) -> list[str]:
+def check_iterations(config: Configuration, world_size: int) -> list[str]:
     """Require whole batches: a checkpoint does not save the position within a batch."""
     factors = {name: getattr(config, name) for name in ("updates_per_batch", "num_iterations")}
     if not all(isinstance(value, int) and value > 0 for value in factors.values()):
@@ -400,7 +406,7 @@ def check_iterations(config: Any, world_size: int) -> list[str]:
     ]
 
 
-def check_credit(config: Any, world_size: int) -> list[str]:
+def check_credit(config: Configuration, world_size: int) -> list[str]:
     """Check the settings of credit per turn, and of advantages that the environment computes."""
     is_own = callable(config.advantage) or ":" in str(config.advantage)
     if config.credit == "turn" and not is_own and config.advantage not in CREDITED:
@@ -423,7 +429,7 @@ def check_credit(config: Any, world_size: int) -> list[str]:
     return []
 
 
-def check_schedules(config: Any, world_size: int) -> list[str]:
+def check_schedules(config: Configuration, world_size: int) -> list[str]:
     """Check the difficulty schedule, the reward weights and the weights of environments."""
     problems = _check_difficulties(config.difficulty_schedule)
     weights = config.reward_weights_schedule
@@ -485,7 +491,7 @@ def _positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def check_combinations(config: Any, world_size: int) -> list[str]:
+def check_combinations(config: Configuration, world_size: int) -> list[str]:
     """Check settings that exclude each other."""
     problems = []
     if config.deterministic and config.embedded_mode not in ("auto", "deterministic"):
@@ -539,7 +545,7 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
     return problems
 
 
-def check_reshaped_sampling(config: Any, world_size: int) -> list[str]:
+def check_reshaped_sampling(config: Configuration, world_size: int) -> list[str]:
     """Refuse losses and corrections that compare with μ as if π = μ at first, where top_p and the
     like reshape μ.
 
@@ -569,7 +575,7 @@ def check_reshaped_sampling(config: Any, world_size: int) -> list[str]:
     return problems
 
 
-def check_inference(config: Any, world_size: int) -> list[str]:
+def check_inference(config: Configuration, world_size: int) -> list[str]:
     """Check the inference server and the weight updates."""
     problems = []
     inference, url = config.inference, config.inference_base_url

@@ -20,7 +20,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Annotated, Any, Literal, TypeVar, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin
 
 from verifiers.runtime.values import Also, MinusOne, Range, convert, parts
 from verifiers.storage.identity import Free
@@ -648,6 +648,32 @@ class Settings:
     accept_changed_code: Annotated[bool, RESUMING] = False
     """Resume a run whose code has changed since: source files of the environment, loss, advantage,
     reward functions, hooks; its later checkpoints list what changed."""
+
+
+class Configuration(Settings):
+    """The settings as the rules over several of them read them: with what the caller gave, and what
+    follows. ``RLConfig`` is the one there is."""
+
+    if TYPE_CHECKING:
+        component: str
+
+        @property
+        def server_url(self) -> str | None: ...
+
+        @property
+        def teachers(self) -> dict[str, str]: ...
+
+        @property
+        def reshaping(self) -> list[str]: ...
+
+        @classmethod
+        def default_of(cls, name: str) -> Any: ...
+
+        def is_given(self, name: str) -> bool: ...
+
+        def other_spelling(self, name: str) -> Any: ...
+
+        def bounds(self) -> dict[str, Any]: ...
 
 
 # --- reading the lines ----------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def _is_path(key: str, metavar: str) -> bool:
     return key.rpartition("_")[2] in ("path", "dir") or metavar in ("DIR", "FILE")
 
 
-def read_flags(owner: type, typed: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+def read_flags(owner: type, typed: Mapping[str, object], problems: list[str]) -> dict[str, Any]:
     """Checked values by key, of the settings that click found; appends to ``problems``."""
     fields, values = Fields.of(owner), {}
     for key in fields.attributes:

@@ -13,7 +13,6 @@ import inspect
 import json
 import textwrap
 from collections.abc import Mapping
-from typing import Any
 
 from verifiers.runtime.syntax import parse_python
 
@@ -36,7 +35,7 @@ def array_schema(items: Mapping[str, object]) -> dict[str, object]:
     return {"type": "array", "items": items, "minItems": 1}
 
 
-def facts_of(owner: type[Any]) -> dict[str, dict[str, object]]:
+def facts_of(owner: type) -> dict[str, dict[str, object]]:
     """Key of a setting -> its description and default, of a dataclass whose fields have a docstring
     below them, or the help text of an `option`."""
     texts = docstrings(owner)
@@ -51,7 +50,7 @@ def facts_of(owner: type[Any]) -> dict[str, dict[str, object]]:
     return facts
 
 
-def docstrings(owner: type[Any]) -> dict[str, str]:
+def docstrings(owner: type) -> dict[str, str]:
     """Field -> the text below it in the source of its class."""
     (body,) = parse_python(textwrap.dedent(inspect.getsource(owner))).body
     assert isinstance(body, ast.ClassDef)

@@ -8,7 +8,6 @@ printed; builds none, sends no request.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from verifiers.cli.common.reader import Fields, raise_together
 from verifiers.cli.evaluate.arguments import CommandLine
@@ -62,7 +61,7 @@ def resolve(line: CommandLine) -> list[Evaluation]:
     return resolved
 
 
-def _settings(values: Mapping[str, Any]) -> EvalSettings:
+def _settings(values: Mapping[str, object]) -> EvalSettings:
     return EvalSettings(**Fields.of(EvalSettings).by_name(values))
 
 

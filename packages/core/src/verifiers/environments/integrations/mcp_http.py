@@ -206,7 +206,7 @@ class _Exchanges:
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._arrived.send(answer)
 
-    async def _answer(self, message: Any, headers: Mapping[str, str]) -> object:
+    async def _answer(self, message: object, headers: Mapping[str, str]) -> object:
         """The answer to a request. *Raises* Loss."""
         response = await self._post(message, headers)
         try:

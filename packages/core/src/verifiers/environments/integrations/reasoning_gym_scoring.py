@@ -55,7 +55,7 @@ async def score(
 
 
 async def _call(
-    name: str, config: Mapping[str, object], entry: Mapping[str, Any], answer: str | None
+    name: str, config: Mapping[str, object], entry: Mapping[str, object], answer: str | None
 ) -> float:
     pool = process_pool(max(2, min(MAX_PROCESSES, os.cpu_count() or 1)), guard)
     arguments = {"name": name, "config": dict(config), "entry": dict(entry), "answer": answer}

@@ -142,7 +142,7 @@ class ForwardPass:
         ids_BT: torch.Tensor,
         cache: BatchCache,
         starts_B: torch.Tensor | None,
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
         deltas_B: torch.Tensor | None = None,
     ) -> torch.Tensor:
         past, width = cache.length, ids_BT.shape[1]
@@ -186,7 +186,7 @@ class ForwardPass:
         positions_BT: torch.Tensor,
         mask: torch.Tensor | None,
         cache: Cache | None,
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
     ) -> torch.Tensor:
         arguments: dict[str, object] = {"use_cache": cache is not None}
         if cache is not None:

@@ -117,7 +117,7 @@ class ExactClient:
         messages: list[Any],
         tools: Sequence[Mapping[str, Any]] | None,
         rollout_id: str | None,
-        variables: Mapping[str, Any],
+        variables: Mapping[str, object],
         is_truncated: bool,
     ) -> list[int]:
         try:

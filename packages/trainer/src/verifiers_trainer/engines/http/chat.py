@@ -255,8 +255,8 @@ def ids_of(
 def rendered_text(
     tokenizer: Tokenizer,
     messages: list[dict[str, Any]],
-    variables: Mapping[str, Any] | None = None,
-    **options: Any,
+    variables: Mapping[str, object] | None = None,
+    **options: object,
 ) -> str:
     """A conversation as text; a ``developer`` is the system of a template that has none.
 
