@@ -35,6 +35,13 @@ from verifiers.runtime.redaction import (
 )
 from verifiers.sandbox.protocol import SandboxSpec
 
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch):
+    """Secrets of other tests of this process are not those of these."""
+    monkeypatch.setattr(redaction, "_remembered", set())
+
+
 SECRET_NAMES = """
 api_key judge_api_key judgeApiKey apikey X-Api-Key Ocp-Apim-Subscription-Key access_token authToken HF_TOKEN hub_token
 client_secret clientSecret aws_secret_access_key secret password db_password passphrase credentials token Authorization

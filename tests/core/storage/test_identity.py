@@ -176,6 +176,7 @@ OTHER = {
     "query": {"version": "2"},
     "question_key": "prompt_text",
     "require_all": False,
+    "judge_images": True,
     "roles": ["solver", "critic"],
     "rubric": vf.Rubric(funcs=[second]),
     "rubrics": [vf.Rubric(funcs=[first]), vf.Rubric()],

@@ -36,7 +36,8 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 
 def trainer_of(model: object, folder: Path, env: vf.Environment | None = None, **settings):
-    settings = {"max_seq_len": 128, "max_steps": 2} | settings
+    # each step has tokens of its own weights, which are compared: late ones have no log_ratio_abs
+    settings = {"max_seq_len": 128, "max_steps": 2, "max_off_policy_steps": 0} | settings
     env = env or odd_lengths()
     return RLTrainer(str(model), env, small_config(folder, **settings))
 
