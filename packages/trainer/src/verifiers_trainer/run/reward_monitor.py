@@ -4,7 +4,7 @@ solving the task, and the policy's probability of the cheap replies that are pai
 No model is asked and nothing is scored again: the rollouts are read as they are (``reward_signs``),
 and every ``EVERY`` policy versions one forward pass over at most ``MAX_TOKENS`` tokens computes the
 log-probability of cheap replies. These are the replies that pay by the environment's certificate
-(``vf-audit --save``), and those that were paid in a sampled rollout of this run.
+(``vf-audit --certify``), and those that were paid in a sampled rollout of this run.
 """
 
 from __future__ import annotations
