@@ -212,6 +212,7 @@ max_steps = 2
 batch_size = 8
 rollouts_per_example = 4
 max_tokens = 4
+zero_variance = "keep"  # random weights solve no sum
 """
     )
     ran = subprocess.run(
