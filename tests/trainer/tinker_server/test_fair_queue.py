@@ -49,7 +49,7 @@ def test_more_than_may_wait_are_refused():
     queue.put("one", [1, 2])
     queue.check_room("one", 1)
     queue.check_room("two", 3)
-    with pytest.raises(ModelRefused, match="2 requests of this session wait, and 3 may") as refused:
+    with pytest.raises(ModelRefused, match="2 requests of this client wait, and 3 may") as refused:
         queue.check_room("one", 2)
     assert refused.value.status == 429
     assert sorted(queue.close()) == [1, 2]

@@ -391,7 +391,7 @@ def refuses_long_bodies_and_queues(server, session, monkeypatch):
     sampler = session.sampler(base_model=BASE)
     for _ in range(4):
         session.sample(sampler, TEXTS[0], 500, num_samples=1000)
-    with pytest.raises(Refused, match="requests of this session wait") as refused:
+    with pytest.raises(Refused, match="requests of this client wait") as refused:
         session.sample(sampler, TEXTS[0], 4, num_samples=1000)
     assert refused.value.status == 429
 

@@ -34,7 +34,7 @@ class FairQueue(Generic[Item]):
             num_waiting = len(self._items.get(owner, ()))
         if num_waiting + number > self._max_items:
             raise ModelRefused(
-                f"{num_waiting} requests of this session wait, and {self._max_items} may: send more"
+                f"{num_waiting} requests of this client wait, and {self._max_items} may: send more"
                 " when some are answered",
                 status=429,
             )
