@@ -110,8 +110,27 @@ class _Frozen:
         """No-op: its files are its own."""
 
 
-class Teacher(_Frozen):
+class _InProcess(_Frozen):
+    """A teacher that is a model in this process."""
+
+    model: nn.Module
+
+    def __call__(self, **arguments: Tensor) -> object:
+        """Run the forward, without gradient."""
+        with torch.no_grad():
+            return self.model(**arguments)
+
+    def states(
+        self, view: TeacherView, device: torch.device | str, top_k: int | None
+    ) -> TeacherStates:
+        """Its whole distributions; see ``logprobs.states_of``."""
+        return states_of(self.model, view, device, top_k=top_k)
+
+
+class Teacher(_InProcess):
     """A model in this process, with the log-probability forward installed."""
+
+    model: PreTrainedModel
 
     def __init__(self, model: PreTrainedModel, identity: object):
         self.model, self.identity = model.eval().requires_grad_(False), identity
@@ -139,19 +158,8 @@ class Teacher(_Frozen):
             )
         return cls(model.to(device), identity)
 
-    def __call__(self, **arguments: Tensor) -> object:
-        """Run the forward, without gradient."""
-        with torch.no_grad():
-            return self.model(**arguments)
 
-    def states(
-        self, view: TeacherView, device: torch.device | str, top_k: int | None
-    ) -> TeacherStates:
-        """Its whole distributions; see ``logprobs.states_of``."""
-        return states_of(self.model, view, device, top_k=top_k)
-
-
-class SelfTeacher(_Frozen):
+class SelfTeacher(_InProcess):
     """The policy itself, with the weights of the moment at which it is called (of a model with an
     adapter: with the adapter)."""
 
@@ -159,17 +167,6 @@ class SelfTeacher(_Frozen):
 
     def __init__(self, policy: nn.Module):
         self.model = policy
-
-    def __call__(self, **arguments: Tensor) -> object:
-        """Run the forward, without gradient."""
-        with torch.no_grad():
-            return self.model(**arguments)
-
-    def states(
-        self, view: TeacherView, device: torch.device | str, top_k: int | None
-    ) -> TeacherStates:
-        """Its whole distributions; see ``logprobs.states_of``."""
-        return states_of(self.model, view, device, top_k=top_k)
 
 
 class EndpointTeacher(_Frozen):
