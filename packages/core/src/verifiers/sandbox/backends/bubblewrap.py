@@ -55,7 +55,10 @@ class Bubblewrap(ProbedBackend):
         for is_last in (False, True):
             zygote = await asyncio.to_thread(zygote_for, self._path(), tuple(spec.packages), mounts)
             try:
-                return await Session.open(spec, _Namespaces(spec, zygote))
+                session = await Session.open(spec, _Namespaces(spec, zygote))
+                if is_last or zygote.alive:
+                    return session
+                await session.close()  # it answered once, and ends with its zygote
             except SandboxUnavailable:
                 # a zygote that was killed meanwhile costs no session that it did not have
                 if is_last or not await asyncio.to_thread(zygote.ended_within, ENDING_S):
