@@ -86,6 +86,10 @@ def test_a_training_ends_with_the_sentence_and_keeps_its_last_step(tmp_path, mon
     with pytest.raises(RunError, match="the policy has collapsed"):
         run(trainer("stop"))
     assert list((tmp_path / "stop").glob("checkpoint-*"))
+    steps = (tmp_path / "stop/metrics.jsonl").read_text()
+    with pytest.raises(RunError, match="the policy has collapsed"):  # and takes no further step
+        run(trainer("stop"), resume_from_checkpoint=True)
+    assert (tmp_path / "stop/metrics.jsonl").read_text() == steps
     warned = run(trainer("warn", collapse="warn"))
     assert len(warned.steps) == 8
     assert warned.steps[-1]["alarm/collapse"] == 1

@@ -7,7 +7,8 @@ is a policy whose reward has fallen from its best window of ``WINDOW`` steps by 
 explains, while entropy or length halved or doubled since then. Either alone is no collapse: a
 policy that learns a task becomes surer, and a harder part of the data has lower rewards.
 
-A resumed run begins to watch anew.
+It is a function of the lines of ``metrics.jsonl`` alone, so a resumed run continues with what its
+file says.
 """
 
 from __future__ import annotations
@@ -48,14 +49,12 @@ class CollapseWatch:
 
     def sentence(self, number: int, numbers: Mapping[str, Any]) -> str:
         """Add the metrics of step ``number``; say what collapsed, or nothing."""
-        count = numbers.get("rollouts/generated") or math.nan
-        step = (
-            numbers.get("reward/mean", math.nan),
-            numbers.get("entropy", math.nan),
-            numbers.get("tokens/completion", math.nan) / count,
-        )
-        if any(math.isnan(value) for value in step):
+        names = ("reward/mean", "entropy", "tokens/completion", "rollouts/generated")
+        reward, entropy, tokens, count = (numbers.get(name) for name in names)
+        # unknown is NaN in a step and None in the file
+        if not count or any(v is None or math.isnan(v) for v in (reward, entropy, tokens)):
             return ""
+        step = (reward, entropy, tokens / count)
         self._steps.append(step)
         if len(self._steps) < WINDOW:
             return ""

@@ -86,8 +86,11 @@ class StepRecorder:
     def resume(self, step: int) -> None:
         """Go on after ``step`` of the run whose file this is."""
         self.file.resume(step)
-        if self.file.path.is_file():
-            self.monitor.resume(read_metrics(self.file.path))
+        lines = read_metrics(self.file.path) if self.file.path.is_file() else []
+        self.monitor.resume(lines)
+        for line in lines if self.collapse is not None else ():
+            if line["step"] % self.run.settings.steps_per_batch == 0:
+                self._collapsed = self.collapse.sentence(line["step"], line)
 
     def spent(self, name: str, seconds: float) -> None:
         """Record the time of work between two steps: ``spent("time/checkpoint", 0.8)``."""
