@@ -2,6 +2,7 @@
 console scripts are there, read-only, and nothing else of the host is."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,8 @@ def assert_ran(output, said="of my environment"):
     assert output["trajectory"][0]["prompt"][0]["content"] == said
 
 
-UV = str(Path(sys.executable).with_name("uv"))
+BESIDE_PYTHON = Path(sys.executable).with_name("uv")
+UV = str(BESIDE_PYTHON) if BESIDE_PYTHON.is_file() else shutil.which("uv") or ""
 COMMANDS = {
     "its path": ["{project}/.venv/bin/python", "agent.py"],
     "a relative path": [".venv/bin/python", "-u", "agent.py"],
@@ -72,7 +74,7 @@ COMMANDS = {
 @pytest.mark.parametrize("sandbox", ["bubblewrap", "unsafe_subprocess"])
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_the_environment_of_the_command_is_there(project, command, sandbox):
-    if command[0] == UV and not os.path.exists(UV):
+    if command[0] == UV and not UV:
         pytest.skip("uv is not installed")
     assert_ran(run([word.format(project=project) for word in command], sandbox))
 
@@ -93,7 +95,7 @@ def test_this_interpreter_brings_its_packages_and_sources(tmp_path, monkeypatch)
 
 
 def test_a_script_with_requirements_of_its_own_runs_in_their_environment(project):
-    if not os.path.exists(UV):
+    if not UV:
         pytest.skip("uv is not installed")
     head = "# /// script\n# requires-python = '>=3.11'\n# dependencies = []\n# ///\n"
     Path("alone.py").write_text(head + CLIENT + "print(chat([user('x')])['content'])\n")
@@ -146,7 +148,7 @@ def test_an_environment_whose_interpreter_does_not_run_is_named(project):
 
 
 def test_what_uv_says_is_quoted(project):
-    if not os.path.exists(UV):
+    if not UV:
         pytest.skip("uv is not installed")
     command = (UV, "run", "--with", "no-such-package-anywhere", "agent.py")
     with pytest.raises(vf.ConfigError, match=r"uv run .* failed.*no-such-package-anywhere"):
