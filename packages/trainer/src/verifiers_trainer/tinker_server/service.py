@@ -419,7 +419,7 @@ class Service:
         self.sampler_record(sampler_id)
         return next(self._clones.setdefault(sampler_id, itertools.count(1)))
 
-    def sample(self, body: Sample, session_id: str = "") -> str:
+    def sample(self, body: Sample) -> str:
         """The id of a sampling request. *Raises* ModelRefused."""
         if body.sampling_session_id is not None:
             record = self.sampler_record(body.sampling_session_id)
