@@ -230,14 +230,20 @@ def test_a_server_that_dies_again_ends_the_rollout_and_its_reward_is_unknown(tmp
 def test_a_message_without_end_is_left_at_the_limit_and_ends_its_rollout_alone(monkeypatch, limit):
     """The second limit is the negative control: so much is held."""
     monkeypatch.setattr(mcp_messages, "MAX_MESSAGE_BYTES", limit)
-    with mcp_env() as env:
-        assert answers(run(env, call("add", a=1, b=2))) == ["3"]
+
+    def flood(env):
         tracemalloc.start()
         try:
             (error,) = run(env, call("flood"))["errors"]
-            peak = tracemalloc.get_traced_memory()[1]
+            return tracemalloc.get_traced_memory()[1], error
         finally:
             tracemalloc.stop()
+
+    with mcp_env() as env:
+        assert answers(run(env, call("add", a=1, b=2))) == ["3"]
+        peak, error = flood(env)
+        if peak >= 10 * 2**20:  # threads of other tests allocate too, and not twice at this time
+            peak = min(peak, flood(env)[0])
         assert "'flood', and again after a restart" in error["message"]
         assert f"it sent a message longer than {limit >> 20} MiB" in error["message"]
         assert (peak < 10 * 2**20) is (limit == 2**20)
