@@ -143,13 +143,14 @@ def test_the_protocol_of_tinker_is_served_until_sigterm(tmp_path):
     assert (run / f"models/{model}/live/adapter_model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("is_local", [False, True])
-def test_a_port_in_use_is_named(is_local, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("model", ["saved", "local", "builtin:smollm2-135m"])
+def test_a_port_in_use_is_named(model, tmp_path, monkeypatch, capsys):
     build_tiny_model(seed=3).save_pretrained(tmp_path)
     build_tiny_tokenizer().save_pretrained(tmp_path)
     # in place of the small real model, whose conversion takes a minute
-    monkeypatch.setattr(builtin_models, "smollm2_folder", lambda: tmp_path)
+    monkeypatch.setattr(builtin_models, "smollm2_folder", lambda _: tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert COMMAND.run(["local" if is_local else str(tmp_path), "--port", str(port)]) != 0
+        name = str(tmp_path) if model == "saved" else model
+        assert COMMAND.run([name, "--port", str(port)]) != 0
     assert str(port) in capsys.readouterr().err

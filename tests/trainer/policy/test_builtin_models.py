@@ -12,9 +12,11 @@ from verifiers_trainer.policy import builtin_models
 from verifiers_trainer.policy.builtin_models import (
     build_tiny_model,
     build_tiny_tokenizer,
+    builtin_folder,
     load_smollm2,
     smollm2_folder,
 )
+from verifiers_trainer.policy.loading import get_model, get_tokenizer
 
 
 def test_the_tiny_model_has_half_a_million_tied_parameters():
@@ -141,3 +143,21 @@ def test_a_conversion_that_dies_leaves_no_checkpoint_and_a_finished_one_is_reuse
     )
     assert smollm2_folder(tmp_path) == smollm2_folder(tmp_path)
     assert calls == [".gguf"]
+
+
+def test_the_tiny_model_has_a_folder_with_the_same_weights_which_is_written_once(tmp_path):
+    folder = builtin_folder("builtin:tiny", tmp_path)
+    loaded, built = get_model(str(folder)).state_dict(), build_tiny_model().state_dict()
+    assert loaded.keys() == built.keys()
+    assert all(torch.equal(loaded[name], built[name]) for name in built)
+    assert get_tokenizer(str(folder)).get_vocab() == build_tiny_tokenizer().get_vocab()
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    assert {builtin_folder("builtin:tiny", tmp_path) for _ in range(6)} == {folder}
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_another_version_of_the_tiny_model_has_another_folder(tmp_path, monkeypatch):
+    before = builtin_folder("builtin:tiny", tmp_path)
+    monkeypatch.setattr(builtin_models, "build_tiny_model", lambda: build_tiny_model(seed=1))
+    assert builtin_folder("builtin:tiny", tmp_path) != before

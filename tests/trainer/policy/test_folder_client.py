@@ -1,12 +1,16 @@
-"""``-m FOLDER``: a saved model answers as the model that was saved, with and without an adapter."""
+"""``-m FOLDER`` and ``-m builtin:NAME``: a saved model answers as the model that was saved, with and
+without an adapter, and a builtin one as the model that a training begins with."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+import verifiers as vf
 from support.partial_install import without
 from verifiers.cli.evaluate.command import run_command
+from verifiers.cli.evaluate.models import choose
+from verifiers.cli.evaluate.options import EvalSettings
 from verifiers.errors import ConfigError
 from verifiers.runtime.install_lines import install_line
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
@@ -106,15 +110,42 @@ def test_the_command_evaluates_a_folder(full_model, tmp_path, monkeypatch, capfd
     assert "there is no folder" in capfd.readouterr().err
 
 
-def test_without_the_trainer_the_command_says_what_is_missing(tmp_path):
+def test_the_command_and_python_evaluate_a_builtin_model(tmp_path, monkeypatch, capfd):
+    """The model that a training of this name begins with."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    Path("said.py").write_text(ENVIRONMENT)
+    words = ["said.py", "-m", "builtin:tiny", "-t", "8", "-r", "2", "-T", "0", "--json"]
+    assert run_command(words) == 0
+    printed = capfd.readouterr()
+    run = json.loads(printed.out)["runs"][0]
+    assert (run["model"], run["num_rollouts"], run["num_errors"]) == ("builtin:tiny", 6, 0)
+    assert "Loading weights" not in printed.err
+    again = ["said.py", "--resume", run["path"], "-t", "8", "-T", "0", "--json"]
+    assert run_command(again) == 0
+    assert json.loads(capfd.readouterr().out)["runs"][0]["resumed"] == 6
+    env = vf.load_environment("said.py")
+    results = env.evaluate(model="builtin:tiny", rollouts_per_example=2, max_tokens=8)
+    assert (results.metadata.model, results.errors) == ("builtin:tiny", [None] * 6)
+    # with -b it is the name of a model of the server
+    choice = choose(EvalSettings(model="builtin:tiny", api_base_url="http://127.0.0.1:1/v1"))
+    assert choice.client.base_url == "http://127.0.0.1:1/v1"
+    assert run_command(["said.py", "-m", "builtin:tyny"]) == 2
+    assert "did you mean 'builtin:tiny'?" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["whole", "builtin:tiny"])
+def test_without_the_trainer_the_command_says_what_is_missing(tmp_path, model):
     (tmp_path / "said.py").write_text(ENVIRONMENT)
     (tmp_path / "whole").mkdir()
     code = (
         "import contextlib, os, sys; from verifiers.cli.evaluate.command import run_command;"
         " os.chdir(sys.argv[1])\n"
-        "with contextlib.redirect_stderr(sys.stdout): code = run_command(['said.py', '-m', 'whole'])\n"
+        "with contextlib.redirect_stderr(sys.stdout): code = run_command(['said.py', '-m', sys.argv[2]])\n"
         "print(code)"
     )
-    printed = without(tmp_path, "verifiers_trainer")(code, str(tmp_path))
+    printed = without(tmp_path, "verifiers_trainer")(code, str(tmp_path), model)
     assert f"trainer, which is not installed: {install_line('verifiers-trainer')}" in printed
     assert printed.splitlines()[-1] == "2"

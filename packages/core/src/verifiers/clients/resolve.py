@@ -1,7 +1,7 @@
 """Resolve the client of a call: adapt any accepted object to a `Client`, and resolve ``None`` in a
 fixed order.
 
-``client=None``: ``model="local"``; the surrounding ``use_client``; a live model's own resolver;
+``client=None``: ``model="local"`` or ``"builtin:…"``; the surrounding ``use_client``; a live model's own resolver;
 ``OPENAI_API_KEY`` or ``OPENAI_BASE_URL``; the local model, when no model is named and it is
 installed. A missing or invalid key raises; there is no fallback.
 
@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, cast
 
 from verifiers.clients.endpoints import loaded_endpoint
@@ -35,7 +36,7 @@ from verifiers.clients.round_robin import RoundRobinClient
 from verifiers.clients.sdk import is_sdk_object, read_plain
 from verifiers.errors import ConfigError
 from verifiers.runtime.distributions import MODEL_RESOLVERS
-from verifiers.runtime.installed import Broken, entry_points
+from verifiers.runtime.installed import Broken, entry_points, not_installed
 
 DEFAULT_OPENAI_MODEL = "gpt-4.1-mini"
 WAYS = (
@@ -61,7 +62,7 @@ def as_client(given: ClientLike, *, keep_raw: bool = False) -> Client:
         given: A `Client`; ``OpenAI`` or ``AsyncOpenAI``; any object with
             ``chat.completions.create`` or ``get_response``; a `ClientConfig` or `EndpointConfig`; a
             list of these (round robin); an alias of a loaded registry; ``"local"`` or
-            ``"local:FILE.gguf"``.
+            ``"local:FILE.gguf"``; a builtin model such as ``"builtin:tiny"``.
         keep_raw: Store provider objects on ``Response.raw``, if the client is created here.
 
     Raises: ``ConfigError`` for anything else.
@@ -128,9 +129,9 @@ def client_and_model(
     if client is not None:
         resolved = as_client(client, keep_raw=keep_raw)
         return resolved, _name_for(resolved, model)
-    if isinstance(model, str) and is_local(model):
-        local = as_client(model)
-        return local, _name_for(local, None)
+    if isinstance(model, str) and (is_local(model) or is_builtin(model)):
+        in_process = as_client(model)
+        return in_process, _name_for(in_process, None)
     if current := _current.get():
         resolved, default_model = current
         return resolved, _name_for(resolved, default_model if model is None else model)
@@ -180,6 +181,8 @@ def _from_text(text: str, keep_raw: bool) -> Client:
         from verifiers.clients.local import local_client
 
         return local_client(text.partition(":")[2] or None)
+    if is_builtin(text):
+        return model_client(text)
     if group := loaded_endpoint(text):
         return as_client(group, keep_raw=keep_raw)
     raise ConfigError(
@@ -191,6 +194,21 @@ def _from_text(text: str, keep_raw: bool) -> Client:
 def is_local(text: str) -> bool:
     """Whether a text names a model of this process: ``local``, or ``local:FILE.gguf``."""
     return text == "local" or text.startswith("local:")
+
+
+def is_builtin(text: str) -> bool:
+    """Whether a text names a model that needs no download: ``builtin:tiny``."""
+    return text.startswith("builtin:")
+
+
+def model_client(model: Path | str) -> Client:
+    """The client of a saved model, or of a builtin one, on the engine of an installed distribution.
+    *Raises* ``ConfigError`` without that, and when there is no such model."""
+    if (client := client_of_model(model)) is not None:
+        return client
+    engine = "live-model"
+    missing = not_installed(engine, f"the engine for the model {str(model)!r}", MODEL_RESOLVERS)
+    raise ConfigError(f"{missing}; or serve the model elsewhere, and name the server")
 
 
 def _configured(
@@ -282,8 +300,8 @@ def _has_create(source: object) -> bool:
 
 
 def client_of_model(model: object) -> Client | None:
-    """The client of a live model object or of the ``Path`` of a saved model, by the resolvers that
-    are registered or installed; None if none knows it."""
+    """The client of a live model object, of the ``Path`` of a saved model, or of the name of a
+    builtin one, by the resolvers that are registered or installed; None if none knows it."""
     entries = entry_points(MODEL_RESOLVERS)  # of other distributions
     installed = (entry[0].load() for entry in entries if not isinstance(entry, Broken))
     resolvers = chain(_resolvers, installed)

@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from verifiers.runtime.redaction import redacted_text
 from verifiers.runtime.terminal import escape_control
+from verifiers_trainer.policy.loading import without_progress_bars
 
 LOGGERS = ("verifiers", "verifiers_trainer")
 
@@ -54,16 +55,12 @@ def quiet_libraries(enabled: bool = True) -> Iterator[None]:
         yield
         return
     level = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), without_progress_bars():
             warnings.simplefilter("ignore", FutureWarning)
             # it searches the Hub for builtin models
             warnings.filterwarnings("ignore", category=UserWarning, module="peft")
             yield
     finally:
         transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()

@@ -235,13 +235,14 @@ def server_words(plan: Plan, port: int, decision: Decision) -> list[str]:
 
 
 def served_name(model: str) -> str:
-    """Return a name that a server can load: the folder of a builtin model stored as files, the base
-    of a saved adapter, else the name itself."""
+    """Return a name that a server can load: the folder of a builtin model, the base of a saved
+    adapter, else the name itself."""
     from verifiers_trainer.policy import adapter_files, builtin_models
 
     if (folder := adapter_files.adapter_folder(model)) is not None:
         model = adapter_files.read_adapter(folder)["base_model_name_or_path"]
-    return str(builtin_models.smollm2_folder()) if model == builtin_models.SMOLLM2 else model
+    is_builtin = builtin_models.is_builtin(model)
+    return str(builtin_models.builtin_folder(model)) if is_builtin else model
 
 
 def trainer_words(decision: Decision, words: Sequence[str]) -> list[str]:

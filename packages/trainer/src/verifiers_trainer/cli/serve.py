@@ -23,6 +23,7 @@ from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.notations import Variable
 from verifiers.runtime.origins import is_loopback
 from verifiers.runtime.values import Count, option
+from verifiers_trainer.policy.builtin_models import SMOLLM2, is_builtin
 
 START_S = 120.0
 POLL_S = 0.2
@@ -31,7 +32,8 @@ TINKER_KEY = "tml-"
 ABOUT = """Serve a saved model as an OpenAI endpoint: chat completions, text completions, streaming, log-probabilities.
 
 FOLDER is what save_pretrained or a checkpoint writes, with a whole model or an adapter; for the folder of a training
-run, its newest checkpoint is served. "local" is the small real model of vf-setup --local-model.
+run, its newest checkpoint is served. "local" is the small real model of vf-setup --local-model, builtin:smollm2-135m,
+and builtin:tiny one of random weights.
 
 \b
   vf-serve local
@@ -74,12 +76,11 @@ def serve(call: Call, settings: ServeSettings) -> None:
         return
     if settings.concurrency is not None:
         raise ConfigError("--concurrency needs --tinker RUN_FOLDER")
-    is_local = call.words[0] == "local"
-    folder = Path(call.words[0]).expanduser()
-    if not is_local and not folder.is_dir():
+    model = SMOLLM2 if call.words[0] == "local" else call.words[0]
+    if not is_builtin(model) and not Path(model).expanduser().is_dir():
         raise ConfigError(
-            f"there is no folder {folder}; vf-serve serves a saved model or the folder of a"
-            " training run"
+            f"there is no folder {Path(model).expanduser()}; vf-serve serves a saved model, the"
+            " folder of a training run, or a builtin model"
         )
     host, port = settings.host, settings.port
     key = _api_key(settings.api_key_var, host)
@@ -89,12 +90,12 @@ def serve(call: Call, settings: ServeSettings) -> None:
     with said_while_loading(host, port):
         # late: torch and transformers take seconds to import
         from verifiers_trainer.engines.http.endpoint import Address
-        from verifiers_trainer.policy.builtin_models import smollm2_folder
-        from verifiers_trainer.policy.folder_client import folder_engine, model_folder
+        from verifiers_trainer.policy.folder_client import folder_client, folder_engine
 
-        path = smollm2_folder() if is_local else model_folder(str(folder))
-        name = settings.name or ("local" if is_local else str(path))
-        loaded = folder_engine(path, name, Address(host, port, key), settings.max_seq_len)
+        client = folder_client(model)
+        name = settings.name or (client.model if call.words[0] == model else call.words[0])
+        address = Address(host, port, key)
+        loaded = folder_engine(client.folder, name, address, settings.max_seq_len)
     with loaded as engine:
         key_var = settings.api_key_var if key else None
         _until_stopped(call, lambda: _report(call, engine.base_url, name, key_var), engine.health)

@@ -10,15 +10,19 @@ loads the ordinary checkpoint from there. The package with the weights is never 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import shutil
 import tempfile
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import read_file
 from verifiers.runtime.folders import user_cache_folder
 from verifiers.runtime.install_lines import install_line
+from verifiers.runtime.suggest import close_match
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -175,18 +179,81 @@ def smollm2_folder(cache_dir: str | Path | None = None) -> Path:
     folder = cache / f"smollm2-135m-instruct-{version}"
     if folder.is_dir():
         return folder
+    with _unfinished(cache) as new:
+        _convert_gguf(weights, new)
+        return _finished(new, folder)
+
+
+def builtin_folder(name: str, cache_dir: str | Path | None = None) -> Path:
+    """The folder with the files of a builtin model, written into the user's cache at first.
+
+    Raises ConfigError for another name, and as ``smollm2_folder``.
+    """
+    require_builtin(name)
+    if name == SMOLLM2:
+        return smollm2_folder(cache_dir)
+    cache = Path(cache_dir) if cache_dir is not None else user_cache_folder()
+    with _unfinished(cache) as new:
+        _write_tiny(new)
+        # its name is its content: another version of the model is another folder
+        digest = hashlib.sha256()
+        for file in sorted(new.iterdir()):
+            digest.update(read_file(file))
+        return _finished(new, cache / f"tiny-{digest.hexdigest()[:12]}")
+
+
+def is_builtin(model: object) -> bool:
+    """Whether it is the name of a builtin model, known or misspelt, and no path that is there."""
+    return isinstance(model, str) and model.startswith("builtin:") and not Path(model).exists()
+
+
+def require_builtin(model_name: str) -> None:
+    """Raises ConfigError, with the nearest name, for a builtin model that is not there."""
+    if model_name in BUILTIN_MODELS:
+        return
+    close = close_match(model_name, BUILTIN_MODELS, 0.0)
+    names = ", ".join(BUILTIN_MODELS)
+    raise ConfigError(
+        f"no builtin model {model_name!r}; did you mean {close!r}? (known: {names})",
+        model=model_name,
+    )
+
+
+def _write_tiny(folder: Path) -> None:
+    """As ``save_pretrained`` does, which imports DeepSpeed where it is installed, and that writes to
+    the terminal."""
+    from safetensors.torch import save_file
+
+    model = build_tiny_model()
+    model.config.architectures, model.config.dtype = [type(model).__name__], model.dtype
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    tensors = model.state_dict()
+    del tensors["lm_head.weight"]  # tied, so that it is that of the embedding
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    build_tiny_tokenizer().save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _unfinished(cache: Path) -> Iterator[Path]:
+    """A new folder in the cache, which is removed unless it was moved."""
     cache.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".converting-smollm2-", dir=cache))
+    folder = Path(tempfile.mkdtemp(prefix=".converting-", dir=cache))
     try:
-        _convert_gguf(weights, unfinished)
-        with contextlib.suppress(OSError):  # another process finished first; its folder is the same
-            unfinished.rename(folder)
+        yield folder
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _finished(unfinished: Path, folder: Path) -> Path:
+    """``unfinished`` under its final name. Raises ConfigError."""
+    with contextlib.suppress(OSError):  # another process finished first; its folder is the same
+        unfinished.rename(folder)
     if folder.is_dir():
         return folder
     raise ConfigError(
-        f"the converted model could not be moved to {folder}; check the permissions of {cache}"
+        f"the converted model could not be moved to {folder}; check the permissions of"
+        f" {folder.parent}"
     )
 
 

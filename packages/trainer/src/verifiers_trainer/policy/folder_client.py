@@ -8,6 +8,8 @@ writes; for the folder of a training run, its newest checkpoint.
 from __future__ import annotations
 
 import dataclasses
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from verifiers.clients.local import SAMPLING
 from verifiers.errors import ConfigError
 from verifiers.storage.described import type_name
 from verifiers.storage.weights import file_sha256, weight_files, weight_hashes
+from verifiers_trainer.policy.builtin_models import builtin_folder, is_builtin
 
 if TYPE_CHECKING:
     from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
@@ -30,16 +33,18 @@ CONFIG, ADAPTER = "config.json", "adapter_config.json"
 
 
 def folder_client(folder: str) -> FolderClient:
-    """The client of a model folder, or of a run's newest checkpoint.
+    """The client of a model folder, of a run's newest checkpoint, or of a builtin model.
 
     *Raises* ``ConfigError`` when it holds no model.
     """
-    return FolderClient(model_folder(folder))
+    return FolderClient(model_folder(folder), folder if is_builtin(folder) else None)
 
 
 def model_folder(folder: str) -> Path:
-    """The folder itself when it holds a model, else its newest checkpoint. *Raises* ``ConfigError``
-    without a checkpoint."""
+    """The folder itself when it holds a model, else its newest checkpoint; of a builtin model's name
+    its folder in the user's cache. *Raises* ``ConfigError`` without a checkpoint."""
+    if is_builtin(folder):
+        return builtin_folder(folder)
     path = Path(folder).expanduser()
     if _is_model(path):
         return path
@@ -60,14 +65,15 @@ def _is_model(path: Path) -> bool:
 
 
 class FolderClient(InProcessClient):
-    """The client of a model folder. The constructor loads nothing."""
+    """The client of a model folder, which requests know as ``name`` (default: its path). The
+    constructor loads nothing."""
 
     base_url = None
     """The model runs in this process; the port of its endpoint is no part of a run's facts."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, name: str | None = None):
         super().__init__()
-        self.folder = folder
+        self.folder, self.name = folder, name
         self._engine: Any = None
 
     def identity(self) -> dict[str, Any]:
@@ -84,14 +90,12 @@ class FolderClient(InProcessClient):
         return weight_hashes(self.folder)
 
     def __repr__(self) -> str:
-        return (
-            f"FolderClient({str(self.folder)!r}, {'running' if self.is_running else 'not started'})"
-        )
+        return f"FolderClient({self.model!r}, {'running' if self.is_running else 'not started'})"
 
     @property
     def model(self) -> str:
         """The name of the model for requests."""
-        return str(self.folder)
+        return self.name or str(self.folder)
 
     @property
     def local_model(self) -> FolderClient:
@@ -152,17 +156,18 @@ def load_folder(folder: Path, dtype: str | None = None) -> tuple[Any, Any]:
     import torch
 
     from verifiers_trainer.policy import adapter_files, adapters, quantization
-    from verifiers_trainer.policy.loading import get_model, get_tokenizer
+    from verifiers_trainer.policy.loading import get_model, get_tokenizer, without_progress_bars
 
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     kwargs = {} if dtype is None else {"dtype": dtype}
     model: Any
-    if (folder / ADAPTER).is_file():
-        model = adapters.load_adapter(folder, model_kwargs=kwargs)
-        if not quantization.is_quantized(model):
-            model = adapters.merge(model)
-    else:
-        model = get_model(str(folder), model_kwargs=kwargs)
+    with nullcontext() if sys.stderr.isatty() else without_progress_bars():
+        if (folder / ADAPTER).is_file():
+            model = adapters.load_adapter(folder, model_kwargs=kwargs)
+            if not quantization.is_quantized(model):
+                model = adapters.merge(model)
+        else:
+            model = get_model(str(folder), model_kwargs=kwargs)
     return model.to(device).eval(), get_tokenizer(adapter_files.tokenizer_source(folder))
 
 

@@ -1,5 +1,5 @@
 """The client of a model object: ``env.rollout(model=model, …)`` samples from it, without a server
-or a trainer; and that of a folder with a saved model.
+or a trainer; and that of a folder with a saved model, or of a builtin model.
 
 The embedded engine starts with the first call and computes with the model's own parameters; it ends
 with the model. The tokenizer is that of ``model.name_or_path``. Torch is imported for models alone.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from verifiers.clients.protocol import Client
 from verifiers.errors import ConfigError
+from verifiers_trainer.policy.builtin_models import is_builtin
 from verifiers_trainer.policy.folder_client import folder_client
 
 if TYPE_CHECKING:
@@ -41,12 +42,12 @@ class _Held:
 
 
 def client_of(model: object) -> Client | None:
-    """The client of a model object, or of the ``Path`` of a folder; None for an object that is no
-    causal language model of transformers.
+    """The client of a model object, of the ``Path`` of a folder, or of the name of a builtin model;
+    None for an object that is no causal language model of transformers.
 
     Raises ``ConfigError`` when its tokenizer cannot be loaded, or the folder holds no model.
     """
-    if isinstance(model, Path):
+    if isinstance(model, Path) or is_builtin(model):
         return folder_client(str(model))
     if not _is_causal_lm(model):
         return None

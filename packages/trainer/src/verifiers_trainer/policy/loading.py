@@ -8,12 +8,12 @@ template is returned unchanged, and refused where a conversation is first render
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from verifiers.errors import ConfigError
-from verifiers.runtime.suggest import close_match
 from verifiers_trainer.distributed.launcher import warn_of_unused_split
 from verifiers_trainer.policy import builtin_models
 
@@ -114,6 +114,20 @@ def get_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """No bars of transformers inside the block."""
+    from transformers.utils import logging
+
+    is_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if is_shown:
+            logging.enable_progress_bar()
+
+
 def source_of(model_name: str) -> str | Path:
     """What transformers loads for ``model_name``: the folder of ``builtin:smollm2-135m``, else
     itself."""
@@ -154,16 +168,10 @@ def _require_folder(model_name: str) -> None:
 
 def _builtin_name(model_name: str) -> str | None:
     """``model_name`` if it is a builtin, else None; a misspelt builtin is a ConfigError."""
-    if not str(model_name).startswith("builtin:") or Path(model_name).exists():
+    if not builtin_models.is_builtin(model_name):
         return None
-    if model_name in builtin_models.BUILTIN_MODELS:
-        return model_name
-    close = close_match(model_name, builtin_models.BUILTIN_MODELS, 0.0)
-    names = ", ".join(builtin_models.BUILTIN_MODELS)
-    raise ConfigError(
-        f"no builtin model {model_name!r}; did you mean {close!r}? (known: {names})",
-        model=model_name,
-    )
+    builtin_models.require_builtin(model_name)
+    return model_name
 
 
 def _auto_class(model_name: str) -> Any:

@@ -5,7 +5,7 @@ Without ``-m``: with a base URL the server's only listed model, else gpt-4.1-min
 key gpt-4.1-mini; else the local model if it is installed. A problem with a key never falls back to
 the local model.
 
-A folder runs on the trainer's embedded engine.
+A folder, or a builtin model, runs on the trainer's embedded engine.
 
 Only `Choice.ask` contacts a server, and only for its list of models.
 """
@@ -25,10 +25,8 @@ from verifiers.clients.http import HttpClient
 from verifiers.clients.list_prices import AS_OF, list_price
 from verifiers.clients.local import is_installed
 from verifiers.clients.protocol import PRICE_FIELDS, RATE_FIELDS, VENDOR, Vendor, vendor_of
-from verifiers.clients.resolve import DEFAULT_OPENAI_MODEL, client_of_model
+from verifiers.clients.resolve import DEFAULT_OPENAI_MODEL, is_builtin, is_local, model_client
 from verifiers.errors import ConfigError
-from verifiers.runtime.distributions import MODEL_RESOLVERS
-from verifiers.runtime.installed import not_installed
 from verifiers.runtime.suggest import close_match
 
 DEFAULT_REGISTRIES = ("configs/endpoints.toml", "configs/endpoints.py")
@@ -69,16 +67,15 @@ def choose(settings: EvalSettings) -> Choice:
     """The client and the model of these settings; sends no request. *Raises* ``ConfigError``."""
     model = settings.model
     # with -b, -m names a model of the server: vf-serve local has one of that name
-    is_local = model is not None and (model == "local" or model.startswith("local:"))
-    if model is not None and is_local and settings.api_base_url is None:
+    if model is not None and is_local(model) and settings.api_base_url is None:
         _refuse_beside_local(settings)
         return _local(model, None)
     if model is not None:
         registry = _registry(settings)
         if group := registry.get(model):
             return _from_registry(group, settings)
-        if settings.api_base_url is None and is_folder(model):
-            return _folder(model)
+        if settings.api_base_url is None and (is_builtin(model) or is_folder(model)):
+            return _in_process(model)
         near = _near_alias(model, registry)
         return Choice(_client(settings, model), model, near or _price_note(settings, model))
     vendor = _vendor(settings)
@@ -120,14 +117,9 @@ def is_folder(model: str) -> bool:
     return is_path or os.path.isdir(model)
 
 
-def _folder(model: str) -> Choice:
-    """A saved model on the trainer's embedded engine."""
-    client: Any = client_of_model(Path(model))
-    if client is None:
-        missing = not_installed(
-            "live-model", f"-m {model}: the engine for a model folder", MODEL_RESOLVERS
-        )
-        raise ConfigError(f"{missing}; or serve the folder, and name the server with -b")
+def _in_process(model: str) -> Choice:
+    """A saved or a builtin model on the trainer's embedded engine. *Raises* ``ConfigError``."""
+    client: Any = model_client(model if is_builtin(model) else Path(model))
     return Choice(client, client.model, f"model: {client.model}, on the embedded engine")
 
 

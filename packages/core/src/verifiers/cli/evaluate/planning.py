@@ -297,7 +297,9 @@ def from_run(settings: EvalSettings, explicit: Mapping[str, object]) -> EvalSett
         if base_url and "api_base_url" not in explicit:
             _check_endpoint(base_url, settings.resume)
         model = stored["config"].get("model")
-        in_process = {"model": model if model and os.path.isdir(model) else "local"}
+        # the local model is recorded by the name of its weights
+        is_local = "local_model" in (stored["config"].get("client") or {})
+        in_process = {"model": "local" if is_local else model}
         from_file |= {"model": model, "api_base_url": base_url} if base_url else in_process
     return dataclasses.replace(
         settings, **{k: v for k, v in from_file.items() if v is not None and k not in explicit}
