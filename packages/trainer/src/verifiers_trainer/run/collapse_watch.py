@@ -50,11 +50,12 @@ class CollapseWatch:
     def sentence(self, number: int, numbers: Mapping[str, Any]) -> str:
         """Add the metrics of step ``number``; say what collapsed, or nothing."""
         names = ("reward/mean", "entropy", "tokens/completion", "rollouts/generated")
-        reward, entropy, tokens, count = (numbers.get(name) for name in names)
         # unknown is NaN in a step and None in the file
-        if not count or any(v is None or math.isnan(v) for v in (reward, entropy, tokens)):
+        values = [numbers.get(name) for name in names]
+        reward, entropy, tokens, count = [math.nan if v is None else float(v) for v in values]
+        step = (reward, entropy, tokens / count if count else math.nan)
+        if any(math.isnan(value) for value in step):
             return ""
-        step = (reward, entropy, tokens / count)
         self._steps.append(step)
         if len(self._steps) < WINDOW:
             return ""

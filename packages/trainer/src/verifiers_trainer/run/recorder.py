@@ -88,9 +88,10 @@ class StepRecorder:
         self.file.resume(step)
         lines = read_metrics(self.file.path) if self.file.path.is_file() else []
         self.monitor.resume(lines)
-        for line in lines if self.collapse is not None else ():
-            if line["step"] % self.run.settings.steps_per_batch == 0:
-                self._collapsed = self.collapse.sentence(line["step"], line)
+        if self.collapse is not None:
+            for line in lines:
+                if line["step"] % self.run.settings.steps_per_batch == 0:
+                    self._collapsed = self.collapse.sentence(line["step"], line)
 
     def spent(self, name: str, seconds: float) -> None:
         """Record the time of work between two steps: ``spent("time/checkpoint", 0.8)``."""
