@@ -121,6 +121,22 @@ def test_a_complete_run_is_exported_by_resume_and_an_earlier_export_is_replaced(
     assert json.loads((run / "atif" / "metadata.json").read_text())["status"] == "complete"
 
 
+def test_the_size_of_a_resumed_run_is_its_own_and_not_the_environments_default(
+    vf_eval, eval_folder, server
+):
+    vf_eval("toy", "-b", server.url, *PLAN)
+    run, asked = only_run(eval_folder), server.count
+    (eval_folder / "pyproject.toml").write_text(
+        "[tool.verifiers.eval]\nnum_examples = 4\nrollouts_per_example = 5\n"
+    )
+    ran = vf_eval("toy", "--resume", str(run), "--export", "parquet", "--json")
+    assert (ran.code, server.count) == (0, asked), ran.err
+    assert ran.json["runs"][0]["num_rollouts"] == len(load_results(run)["rewards"]) == 6
+    # a flag makes it larger
+    assert vf_eval("toy", "--resume", str(run), "-n", "4", "--json").code == 0
+    assert len(load_results(run)["rewards"]) == 8
+
+
 def test_a_complete_run_whose_further_export_fails_stays_complete(vf_eval, eval_folder, server):
     vf_eval("toy", "-b", server.url, *PLAN)
     run = only_run(eval_folder)

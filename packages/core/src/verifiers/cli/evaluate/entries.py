@@ -21,8 +21,8 @@ def resolve(line: CommandLine) -> list[Evaluation]:
     ablation.
 
     Precedence, high to low: flags, dotted keys, ``[[eval]]`` or sweep over fixed keys of
-    ``[[ablation]]``, the file's top level, the environment's defaults. *Raises* ``ConfigError``
-    that lists all problems, or the only error unchanged.
+    ``[[ablation]]``, the file's top level, the run of ``--resume``, the environment's defaults.
+    *Raises* ``ConfigError`` that lists all problems, or the only error unchanged.
     """
     from verifiers.cli.evaluate.planning import defaults_of, from_run
 
@@ -45,10 +45,10 @@ def resolve(line: CommandLine) -> list[Evaluation]:
             defaults, check_arguments = defaults_of(entry.env_id, env_dir, problems)
             if values.keys() & {"until_half_width", "until_decided"}:
                 defaults = {**defaults, "num_examples": -1}  # the run decides how many it needs
-            values = layered(defaults, values)
+            explicit, values = values, layered(defaults, values)
             if not line.command.dump_config:  # printing runs no code that a file names
                 check_arguments(values.get("env_args", {}))
-            settings = from_run(_settings(values), values)
+            settings = from_run(_settings(values), explicit)
         except UsageError as error:
             problems.append(error)
             settings = _settings(values)
