@@ -76,7 +76,8 @@ def compare_sets(
         first, second = _labels([before[0], after[0]])
         raise ConfigError(
             "no run has a partner in the other set: none has the same environment, arguments, model"
-            f" and sampling. {first} is in the first, {second} in the second"
+            f" and sampling. {first} is in the first, {second} in the second; two runs that are"
+            " named themselves are compared, whatever their models: vf-compare RUN RUN"
         )
     names = {run.name for pair in pairs for run in pair}
     pairs = [pair for pair in pairs if _has_values(pair, metrics)]
