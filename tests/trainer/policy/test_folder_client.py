@@ -13,6 +13,7 @@ from verifiers.cli.evaluate.models import choose
 from verifiers.cli.evaluate.options import EvalSettings
 from verifiers.errors import ConfigError
 from verifiers.runtime.install_lines import install_line
+from verifiers.testing import ScriptedClient
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.policy.folder_client import FolderClient, folder_client, load_folder
 
@@ -134,6 +135,29 @@ def test_the_command_and_python_evaluate_a_builtin_model(tmp_path, monkeypatch, 
     assert choice.client.base_url == "http://127.0.0.1:1/v1"
     assert run_command(["said.py", "-m", "builtin:tyny"]) == 2
     assert "did you mean 'builtin:tiny'?" in capfd.readouterr().err
+
+
+def test_a_judge_and_a_role_name_a_builtin_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")  # where nothing answers
+
+    async def judged(judge, prompt, completion, answer, state) -> float:
+        return float(await judge(prompt, completion, answer, state) == "yes")
+
+    rubric = vf.JudgeRubric(
+        funcs=[judged], judge_model="builtin:tiny", judge_sampling_args={"max_tokens": 4}
+    )
+    roles = [vf.Role("judged"), vf.Role("other", client="builtin:tiny")]
+    env = vf.MultiAgentEnv(roles, dataset=[{"question": "Q"}], rubric=rubric, max_turns=2)
+    (output,) = env.evaluate(ScriptedClient("A"), "m", max_tokens=4).outputs
+    # it has answered: four tokens at random
+    assert "judge 'builtin:tiny' was truncated before its verdict" in output.error.message
+    assert [message.name for message in output.completion] == ["judged", "other"]
+    misspelt = vf.JudgeRubric(funcs=[judged], judge_model="builtin:tyny")
+    env = vf.SingleTurnEnv(dataset=[{"question": "Q"}], rubric=misspelt)
+    with pytest.raises(ConfigError, match="the judge 'builtin:tyny': no builtin model"):
+        env.evaluate(ScriptedClient("A"), "m")
 
 
 @pytest.mark.parametrize("model", ["whole", "builtin:tiny"])

@@ -129,7 +129,7 @@ def client_and_model(
     if client is not None:
         resolved = as_client(client, keep_raw=keep_raw)
         return resolved, _name_for(resolved, model)
-    if isinstance(model, str) and (is_local(model) or is_builtin(model)):
+    if isinstance(model, str) and is_in_process(model):
         in_process = as_client(model)
         return in_process, _name_for(in_process, None)
     if current := _current.get():
@@ -192,13 +192,18 @@ def _from_text(text: str, keep_raw: bool) -> Client:
 
 
 def is_local(text: str) -> bool:
-    """Whether a text names a model of this process: ``local``, or ``local:FILE.gguf``."""
+    """Whether a text names the local model: ``local``, or ``local:FILE.gguf``."""
     return text == "local" or text.startswith("local:")
 
 
 def is_builtin(text: str) -> bool:
     """Whether a text names a model that needs no download: ``builtin:tiny``."""
     return text.startswith("builtin:")
+
+
+def is_in_process(text: str) -> bool:
+    """Whether a text names a model that runs in this process, whatever endpoint is configured."""
+    return is_local(text) or is_builtin(text)
 
 
 def model_client(model: Path | str) -> Client:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from verifiers.clients.local import find_model
 from verifiers.clients.protocol import OPENAI_BASE_URL, Client, ClientConfig, ClientLike, ModelLike
-from verifiers.clients.resolve import as_client, client_and_model, is_local
+from verifiers.clients.resolve import as_client, client_and_model, is_in_process, is_local
 from verifiers.clients.spending import check_metered
 from verifiers.compat import JUDGE_PARAMETERS, rename
 from verifiers.data.images import image_parts, image_url
@@ -68,7 +68,7 @@ class JudgeRubric(Rubric):
     Args:
         judge_client: Anything ``as_client`` accepts, or ``{model: client}``; None is the endpoint
             of OPENAI_API_KEY and OPENAI_BASE_URL, read at the first call, and never the policy or
-            the evaluated model.
+            the evaluated model; models named ``local`` or ``builtin:…`` run in this process.
         judge_model: Model that ``judge`` asks.
         judge_sampling_args: Sampling arguments of the judges' requests.
         judge_prompt: Prompt of the judges; ``{question}``, ``{answer}`` and ``{response}`` are
@@ -418,8 +418,8 @@ class JudgeRubric(Rubric):
 
 
 class EnvironmentClient:
-    """The client for OPENAI_API_KEY and OPENAI_BASE_URL, or for the local model; created at the
-    first call."""
+    """The client for OPENAI_API_KEY and OPENAI_BASE_URL, or for a model that runs in this process;
+    created at the first call."""
 
     is_metered = True
 
@@ -428,25 +428,28 @@ class EnvironmentClient:
 
     async def complete(self, request: ModelRequest) -> Response:
         """A completion by that client. *Raises* as ``Client.complete``."""
-        if is_local(request.model):
+        if is_in_process(request.model):
             where = request.model
         else:
             where = os.environ.get("OPENAI_BASE_URL") or OPENAI_BASE_URL
         if where not in self._clients:
             self._clients[where] = as_client(
-                where if is_local(where) else ClientConfig(api_base_url=where)
+                where if is_in_process(where) else ClientConfig(api_base_url=where)
             )
         return await self._clients[where].complete(request)
 
     def check(self, models: Sequence[object]) -> None:
-        """*Raises* ConfigError when a judge has neither an endpoint nor a key, or its local model
-        is not installed."""
-        for name in filter(is_local, map(_label, models)):
+        """*Raises* ConfigError when a judge has neither an endpoint nor a key, or its model of this
+        process is not installed."""
+        for name in filter(is_in_process, map(_label, models)):
             try:
-                find_model(name.partition(":")[2] or None)
+                if is_local(name):
+                    find_model(name.partition(":")[2] or None)
+                else:
+                    as_client(name)
             except ConfigError as error:
                 raise ConfigError(f"the judge {name!r}: {error}", key="judge_model") from error
-        remote = [model for model in models if not is_local(_label(model))]
+        remote = [model for model in models if not is_in_process(_label(model))]
         if remote and not (os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")):
             raise ConfigError(
                 f"the judge {_label(remote[0])!r} has no client: pass judge_client=, or set"

@@ -45,7 +45,8 @@ class Role:
     """Who plays it: a client as ``evaluate`` takes it, such as a ``ClientConfig``. None: the model
     of the run."""
     model: str | None = None
-    """The model of ``client``; None: the run's."""
+    """The model of ``client``; None: the only one of an endpoint or of this process, else the
+    run's."""
     sampling_args: Mapping[str, Any] | None = None
     """Sampling arguments of its turns, over those of the run."""
 
@@ -186,6 +187,7 @@ class MultiAgentEnv(MultiTurnEnv):
             if role.name not in self._clients:
                 self._clients[role.name] = as_client(role.client)
             client = self._clients[role.name]
+            model = model or role.model or getattr(client, "model", None)
         arguments = {**(role.sampling_args or {}), **(sampling_args or {})}
         return await super().get_model_response(
             state, prompt, client, model or role.model, tool_defs, arguments
