@@ -81,6 +81,8 @@ def test_each_meaning_of_the_table_has_rows_here():
     [
         (500, error("CUDA error: out of memory"), ModelUnavailable),
         (503, error("The model is overloaded, try again later"), ModelUnavailable),
+        *((status, error("later"), ModelUnavailable) for status in (408, 409, 424, 425, 599)),
+        (426, error("use HTTP/2"), ModelRefused),
         (400, error("temperature: must be at most 2"), ModelRefused),
         (400, error("Invalid 'tools': array too long. Expected maximum length 128"), ModelRefused),
         (400, error("image exceeds 5 MB maximum: 6291456 bytes"), ModelRefused),

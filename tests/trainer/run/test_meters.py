@@ -83,6 +83,23 @@ def test_rows_add_up_and_masked_nan_stays_out():
     assert at_once.summary() == pytest.approx(two.summary())
 
 
+def test_the_passes_of_a_step_add_up():
+    """As of a loop of one's own that calls ``forward_backward`` twice before ``optim_step``."""
+    log_pi = torch.tensor([0.0, 0.1, 0.2, 0.3, 2.4])
+    entropy, terms = torch.arange(5.0), {"loss/term": torch.arange(5.0)}
+    parts = [torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0])]
+    meters = []
+    for weights in ([torch.ones(5)], parts[:1], parts[1:]):
+        meters.append(meter := RatioMeter(4))
+        for weight in weights:
+            meter.add(log_pi, torch.zeros(5), entropy, row(weight=weight), terms)
+    whole, first, second = meters
+    first.extend(second)
+    assert first.summary() == pytest.approx(whole.summary())
+    assert (first.num_current, len(first.rows)) == (whole.num_current, 2)
+    assert second.summary() != pytest.approx(whole.summary()), "negative control"
+
+
 def test_without_tokens_nothing_is_known():
     numbers = RatioMeter(0).summary()
     assert math.isnan(numbers["sampler/log_ratio_abs"])
