@@ -126,10 +126,11 @@ def test_several_runs_end_with_a_table_of_what_varied(vf_eval, server, eval_fold
 def test_a_cost_that_one_run_lacks_makes_the_total_unknown():
     from verifiers.cli.evaluate.summary import table_rows
 
-    run = {"env_id": "a", "model": "m", "avg_reward": None, "reward_stderr": None, "num_rollouts": 3, "num_errors": 1,
+    run = {"avg_reward": None, "reward_stderr": None, "num_rollouts": 3, "num_errors": 1,
            "usage": {"input_tokens": 10, "judge_input_tokens": 5, "final_input_tokens": 9}, "cost_usd": 0.5,
            "seconds": 75.0}  # fmt: skip
-    rows = table_rows([run, {**run, "env_id": "b", "cost_usd": None, "usage": {}}], [{}, {}])
+    labels = [{"env_id": name, "model": "m"} for name in "ab"]
+    rows = table_rows([run, {**run, "cost_usd": None, "usage": {}}], labels)
     assert rows == [
         ["env_id", "reward ± standard error", "rollouts", "errors", "tokens", "cost", "time"],
         ["a", "unknown", "3", "1", "15", "$0.50", "1 min 15 s"],

@@ -184,6 +184,14 @@ def test_what_is_no_training_is_named(tmp_path):
     (folder / "settings.json").write_text("{")
     with pytest.raises(ConfigError, match="no training that can be read"):
         Training.read(folder)
+    (folder / "settings.json").write_text('{"model": 5, "configuration": {"lr": 1}}')
+    with pytest.raises(
+        ConfigError, match=r"settings\.json: Expected `str \| null`, got `int`.*model"
+    ):
+        Training.read(folder)
+    (folder / "settings.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"settings\.json has no configuration"):
+        Training.read(folder)
     empty = training(tmp_path, "b", 0.1, steps=0)
     with pytest.raises(ConfigError, match="no step with a reward yet"):
         Training.read(empty)

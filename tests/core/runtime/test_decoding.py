@@ -17,6 +17,7 @@ from verifiers.runtime.decoding import (
     decode_message,
     decode_toml,
     read_json,
+    read_record,
     read_toml,
 )
 from verifiers.runtime.json import UNSERIALIZABLE, decode_row, encode_row
@@ -155,3 +156,22 @@ def test_a_toml_file_of_windows_is_read(tmp_path, encoding):
 def test_a_path_of_windows_in_double_quotes_names_the_backslash(line):
     with pytest.raises(ValueError, match="write a path of Windows in single quotes, or with /"):
         decode_toml(f"a = 1\n{line}\n")
+
+
+class Shape(msgspec.Struct):
+    name: str
+    sizes: list[int] = []
+
+
+def test_a_record_has_its_declared_fields_and_an_error_names_file_and_field(tmp_path):
+    path = tmp_path / "shape.json"
+    path.write_text('{"name": "a", "sizes": [1], "further": null}')
+    assert read_record(path, Shape) == Shape("a", [1])
+    for text, place in {
+        '{"sizes": []}': "field `name`",
+        '{"name": "a", "sizes": [1, "b"]}': r"sizes\[1\]",
+    }.items():
+        path.write_text(text)
+        assert isinstance(read_json(path), dict)  # negative control: undeclared, it passes
+        with pytest.raises(ValueError, match=f"{path}: .*{place}"):
+            read_record(path, Shape)

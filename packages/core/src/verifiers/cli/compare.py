@@ -207,18 +207,21 @@ def _load(words: list[str]) -> list[Measured]:
     """The runs of the command line, each with a name of its own."""
     from verifiers.results import load_results
     from verifiers.results.outputs import measured
-    from verifiers.storage.directory import read_config
+    from verifiers.storage.directory import saved_config
 
     if len(words) < 2:
         raise ConfigError("name two or more runs: vf-compare RUN RUN")
     names = [word.rstrip("/") for word in words]
     if len(set(names)) < len(names):
         raise ConfigError("a run is named twice; a run compared with itself shows nothing")
-    runs: list[tuple[str, Any, dict[str, Any] | None]] = []
-    for name, path in zip(names, map(Path, words), strict=True):
-        stored = read_config(path if path.is_dir() else path.parent) or {}
-        runs.append((name, load_results(path), stored.get("config")))
-    return measured(runs)
+    paths = [Path(word) for word in words]
+    folders = [path if path.is_dir() else path.parent for path in paths]
+    return measured(
+        [
+            (name, load_results(path), saved_config(folder))
+            for name, path, folder in zip(names, paths, folders, strict=True)
+        ]
+    )
 
 
 def _compare_with_labels(call: Call, column: str, metrics: list[str], threshold: float) -> None:

@@ -50,7 +50,7 @@ def run(call: Call, settings: RescoreSettings) -> None:
     """Load, score, save and print. *Raises* ``ConfigError``."""
     from verifiers.cli.evaluate.options import EvalSettings
     from verifiers.cli.evaluate.planning import load
-    from verifiers.cli.evaluate.summary import print_summary, run_facts
+    from verifiers.cli.evaluate.summary import print_summary, run_facts, run_json
     from verifiers.results import load_results
     from verifiers.results.rows import json_ready
     from verifiers.runs.options import RunOptions
@@ -68,7 +68,7 @@ def run(call: Call, settings: RescoreSettings) -> None:
     )
     results = run_in_private_loop(lambda: _scored(env, path, run_options))
     numbers, origin = run_facts(results), results.metadata.origin or {}
-    call.facts.update(run=numbers, origin=json_ready(origin))
+    call.facts.update(run=run_json(numbers), origin=json_ready(origin))
     if not call.json:
         before = origin["avg_reward"]
         notes = [

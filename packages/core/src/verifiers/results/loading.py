@@ -38,8 +38,8 @@ from verifiers.runtime.json import decode_row
 from verifiers.storage.directory import (
     RESULTS_NAME,
     evaluations_below,
-    read_config,
     read_metadata,
+    saved_config,
     trainings_below,
 )
 from verifiers.storage.images import StoredImages
@@ -112,7 +112,7 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     stored = read_metadata(file.parent) or {}
     metric_names = list(stored.get("avg_metrics") or ())
     outside = frozenset(stored.get("outside_plan") or ())
-    config = (read_config(file.parent) or {}).get("config", {})
+    config = saved_config(file.parent)
     facts = {name: value for name, value in stored.items() if name in FACTS or name in PLAN_SIZES}
     facts.setdefault("status", "running" if config else FACTS["status"])
     fills_advantages = not config.get("independent_scoring")

@@ -7,11 +7,12 @@ Every text of a model, a row or an error is escaped, and the HTML holds no scrip
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import Any
 
 from verifiers.data.messages import render_text
+from verifiers.results.rows import RolloutOutput
+from verifiers.results.summary import RunSummary
 from verifiers.results.texts import cause_text
 
 NUM_BINS = 10
@@ -20,7 +21,7 @@ MAX_TEXT = 4000
 _BAR_WIDTH, _HEIGHT = 24, 64
 
 
-def results_html(facts: Mapping[str, object], outputs: Sequence[Mapping[str, Any]]) -> str:
+def results_html(facts: RunSummary, outputs: Sequence[RolloutOutput]) -> str:
     """The table, the histogram and two transcripts of results, as one ``<div>``; ``facts`` are
     their ``summary()``."""
     pairs = ((output["reward"], index) for index, output in enumerate(outputs))
@@ -34,14 +35,14 @@ def results_html(facts: Mapping[str, object], outputs: Sequence[Mapping[str, Any
     return f"<div>{''.join(parts)}</div>"
 
 
-def _table(facts: Mapping[str, Any], num_rollouts: int) -> str:
+def _table(facts: RunSummary, num_rollouts: int) -> str:
     reward, stderr = _number(facts["avg_reward"]), _number(facts["reward_stderr"])
     rows: dict[str, object] = {
         "environment": facts["env_id"],
         "model": facts["model"],
         "rollouts": f"{num_rollouts} ({facts['num_examples']} examples)",
         "reward": f"{reward} ± {stderr}" if reward and stderr else reward,
-        **{name: _number(value) for name, value in (facts["avg_metrics"] or {}).items()},
+        **{name: _number(value) for name, value in facts["avg_metrics"].items()},
         "errors": cause_text(facts["error_causes"]),
         "unscored": ", ".join(f"{count} × {cause}" for cause, count in facts["unscored"].items()),
         "saved in": facts["path"],
@@ -81,7 +82,7 @@ def _histogram(rewards: Sequence[float]) -> str:
     )
 
 
-def _transcript(title: str, output: Mapping[str, Any]) -> str:
+def _transcript(title: str, output: RolloutOutput) -> str:
     text = f"{render_text(output['prompt'])}\n\n{render_text(output['completion'])}"
     if len(text) > MAX_TEXT:
         text = f"{text[:MAX_TEXT]}\n… {len(text) - MAX_TEXT:,} more characters"

@@ -44,6 +44,7 @@ from verifiers.results.run_metadata import (
     total_usage,
     unscored_by_function,
 )
+from verifiers.results.summary import RunSummary, SummaryFields
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.rollout import SAVED
 from verifiers.rollouts.state import State
@@ -178,22 +179,16 @@ class GenerateOutputs(ResultColumns):
     def values(self) -> list[Any]:
         return [self[name] for name in self.keys()]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> RunSummary:
         """The numbers of the run as JSON values, unknown numbers None; latency is in milliseconds.
 
         Beside the fields of the metadata: ``usage`` (the sums over the rollouts), ``path``,
         ``seconds``, ``errors`` (class -> count), ``error_causes`` (class, message and line ->
         count), ``unscored`` ("cause in function" -> count) and ``latency``.
         """
-        names = (
-            "env_id model base_url num_examples rollouts_per_example num_rollouts num_errors"
-            " num_unscored avg_reward reward_stderr success_metric avg_success success_stderr"
-            " avg_metrics metric_counts avg_error pass_at_k pass_at_k_interval pass_at_k_examples"
-            " pass_at_k_unknown pass_at_k_bounds pass_all_k pass_threshold stop_conditions usage"
-            " cost_usd resumed env_args sampling_args status stopped spent coverage"
-        ).split()
-        facts, measured = {name: self.metadata.get(name) for name in names}, self.measurements()
-        numbers: dict[str, object] = json_ready(
+        facts = {name: self.metadata.get(name) for name in SummaryFields.__annotations__}
+        measured = self.measurements()
+        summary: RunSummary = json_ready(
             facts
             | {
                 "path": self.metadata.get("path_to_save"),
@@ -205,7 +200,7 @@ class GenerateOutputs(ResultColumns):
                 "latency": latency(measured),
             }
         )
-        return numbers
+        return summary
 
     def filter(self, keep: Callable[[RolloutOutput], object]) -> GenerateOutputs:
         """The rollouts for which ``keep(rollout)`` holds, as results; their statistics are computed
@@ -265,10 +260,9 @@ class GenerateOutputs(ResultColumns):
         >>> found.difference, found.won, found.verdict, round(found.p, 4)
         (1.0, 8, 'better', 0.0078)
         """
-        settings = [
-            (f"run {number}", results, None) for number, results in enumerate((self, *runs), 1)
-        ]
-        return compare_runs(measured(settings), metrics, detect=detect, anyway=anyway)
+        unknown: dict[str, object] = {}
+        named = [(f"run {n}", results, unknown) for n, results in enumerate((self, *runs), 1)]
+        return compare_runs(measured(named), metrics, detect=detect, anyway=anyway)
 
     def agreement(
         self, labels: str, metric: str = "reward", threshold: float = THRESHOLD
@@ -440,9 +434,9 @@ class Trajectories(Sequence[dict[str, Any]]):
 
 
 def measured(
-    runs: Sequence[tuple[str, GenerateOutputs, Mapping[str, object] | None]],
+    runs: Sequence[tuple[str, GenerateOutputs, Mapping[str, object]]],
 ) -> list[Measured]:
-    """Runs as ``comparison`` needs them, from (name, results, configuration or None).
+    """Runs as ``comparison`` needs them, from (name, results, configuration, empty if unknown).
 
     Examples are matched by the hashes of their rows; where one of the runs has none, by prompt,
     answer, task and info.
@@ -458,11 +452,9 @@ def measured(
             for metric, value in ({**output["metrics"], "reward": output["reward"]}).items():
                 values.setdefault(metric, {}).setdefault(key, []).append(value)
         facts = results.metadata
-        known_config = (
-            {key: facts.get(key) for key in ("env_args", "env_version", "sampling_args")}
-            if config is None
-            else config
-        )
+        known_config = config or {
+            key: facts.get(key) for key in ("env_args", "env_version", "sampling_args")
+        }
         merged_runs.append(
             Measured(
                 name,

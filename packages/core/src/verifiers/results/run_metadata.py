@@ -30,6 +30,7 @@ from verifiers.results.statistics import (
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.values import reported, tree_number
 from verifiers.rubrics.scoring import SUCCESS
+from verifiers.storage.directory import LocalModelFacts
 from verifiers.types import AttributeDict
 
 MAX_CAUSE_CHARS = 240
@@ -179,7 +180,7 @@ class GenerateMetadata(AttributeDict):
         outside_plan: list[str]
         changed_code: list[str]
         served_models: dict[str, int]
-        local_model: dict[str, Any] | None
+        local_model: LocalModelFacts | None
         prices: dict[str, float] | None
         stopped: dict[str, Any] | None
         spent: dict[str, Any] | None

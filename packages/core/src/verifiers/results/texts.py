@@ -4,11 +4,11 @@ number is "unknown"."""
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from verifiers.results.coverage import coverage_lines
+from verifiers.results.summary import RunSummary, Spent, Throughput
+from verifiers.storage.directory import LocalModelFacts
 from verifiers.types import StopReason
 
 MAX_CAUSES = 5
@@ -20,7 +20,7 @@ OF_ONE_TURN = {StopReason.MAX_TURNS.value: "its only turn"}
 """Saved reason -> words, of a rollout that has one turn: it met no limit of turns."""
 
 
-def ended_by(reason: str | None, num_turns: float) -> str | None:
+def ended_by(reason: str | None, num_turns: float | None) -> str | None:
     """What ended a rollout of so many turns, or a mean of so many, in words.
 
     >>> ended_by("max_turns_reached", 1), ended_by("max_turns_reached", 2), ended_by("won", 1)
@@ -29,7 +29,7 @@ def ended_by(reason: str | None, num_turns: float) -> str | None:
     return OF_ONE_TURN.get(reason or "", reason) if num_turns == 1 else reason
 
 
-def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def number_lines(facts: RunSummary) -> Iterator[tuple[str, str]]:
     """(name, value) of each number of ``GenerateOutputs.summary``; ``throughput`` too if the
     command has it.
 
@@ -38,15 +38,20 @@ def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "reward", _mean(facts["avg_reward"], facts["reward_stderr"])
     if facts["avg_success"] is not None:
         rate = _mean(facts["avg_success"], facts["success_stderr"])
-        yield "success", f"{rate}; {_meaning_of_success(facts)}"
+        meaning = _meaning_of_success(facts["success_metric"], facts["pass_threshold"])
+        yield "success", f"{rate}; {meaning}"
     elif facts["avg_reward"] is not None:
         why = "the reward is graded, and the rubric names no success metric (success=…)"
         yield "success", f"not known: {why}"
     if facts["pass_at_k"]:
         yield "pass@k", _by_k(facts["pass_at_k"], facts["pass_at_k_interval"], _behind(facts))
         yield "pass^k", _by_k(facts["pass_all_k"])
-        if facts.get("pass_at_k_unknown"):
-            yield "unknown", unknown_text(facts)
+        if facts["pass_at_k_unknown"]:
+            bounds = facts["pass_at_k_bounds"]
+            yield (
+                "unknown",
+                unknown_text(facts["pass_at_k_unknown"], facts["num_rollouts"], bounds),
+            )
     yield from _metric_lines(facts)
     if facts["errors"]:
         yield "errors", cause_text(facts["error_causes"])
@@ -54,28 +59,29 @@ def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         listed = ", ".join(f"{count} × {cause}" for cause, count in facts["unscored"].items())
         yield "unscored", f"{listed}; not in the mean"
     if facts["stop_conditions"]:
-        num_turns = facts["avg_metrics"].get("num_turns", math.nan)
+        num_turns = facts["avg_metrics"].get("num_turns")
         ends = (
             f"{count} × {ended_by(reason, num_turns)}"
             for reason, count in facts["stop_conditions"].items()
         )
         yield "ended by", ", ".join(ends)
-    yield from coverage_lines(facts.get("coverage"), max_tokens_of(facts))
+    max_tokens = max_tokens_of(facts["sampling_args"], facts.get("local_model"))
+    yield from coverage_lines(facts["coverage"], max_tokens)
     yield "tokens", _tokens(facts["usage"], facts["num_rollouts"])
     if facts["cost_usd"] is not None:
         yield "cost", dollars(facts["cost_usd"], facts["num_rollouts"])
     if facts["spent"] is not None:
         yield "spent", _spent(facts["spent"])
-    if facts["latency"]["median_ms"] is not None:
-        latency = {name: latency_text(facts["latency"][name]) for name in ("median_ms", "p95_ms")}
-        yield "latency", f"median {latency['median_ms']}, 95% within {latency['p95_ms']}"
+    median_ms, p95_ms = facts["latency"]["median_ms"], facts["latency"]["p95_ms"]
+    if median_ms is not None and p95_ms is not None:
+        yield "latency", f"median {latency_text(median_ms)}, 95% within {latency_text(p95_ms)}"
     if facts["seconds"] is not None:
-        yield "time", _time(facts)
+        yield "time", _time(facts["seconds"], facts.get("throughput"))
 
 
-def _metric_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _metric_lines(facts: RunSummary) -> Iterator[tuple[str, str]]:
     """The mean of each metric, with how many rollouts it has where it does not apply to each."""
-    counts = facts.get("metric_counts") or {}
+    counts = facts["metric_counts"]
     num_scored = facts["num_rollouts"] - facts["num_errors"] - facts["num_unscored"]
     for name, value in facts["avg_metrics"].items():
         is_of_some = name in counts and counts[name] < num_scored
@@ -83,10 +89,12 @@ def _metric_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"  {name}", f"{number(value)}{of}"
 
 
-def max_tokens_of(facts: Mapping[str, Any]) -> object:
-    """The limit of a reply in a run's facts or metadata; None if the server chose it."""
-    local = (facts.get("local_model") or {}).get("sampling") or {}
-    return (facts.get("sampling_args") or {}).get("max_tokens", local.get("max_tokens"))
+def max_tokens_of(
+    sampling_args: Mapping[str, object] | None, local_model: LocalModelFacts | None
+) -> object:
+    """The limit of a run's replies; None if the server chose it."""
+    local = (local_model or {}).get("sampling") or {}
+    return (sampling_args or {}).get("max_tokens", local.get("max_tokens"))
 
 
 def cause_text(causes: Mapping[str, int]) -> str:
@@ -106,17 +114,15 @@ def _mean(mean: float | None, stderr: float | None) -> str:
     return f"{mean:.3f}" + (f" ± {stderr:.3f} (standard error)" if stderr is not None else "")
 
 
-def _meaning_of_success(facts: Mapping[str, object]) -> str:
+def _meaning_of_success(metric: str | None, threshold: float | None) -> str:
     """What counts as solved.
 
-    >>> _meaning_of_success({"success_metric": None, "pass_threshold": 0.5})
+    >>> _meaning_of_success(None, 0.5)
     'solved = reward ≥ 0.5'
     """
-    if facts["success_metric"] is not None:
-        return f"solved = {facts['success_metric']} is 1"
-    if facts["pass_threshold"] is None:
-        return "solved = reward is 1"
-    return f"solved = reward ≥ {facts['pass_threshold']:g}"
+    if metric is not None:
+        return f"solved = {metric} is 1"
+    return "solved = reward is 1" if threshold is None else f"solved = reward ≥ {threshold:g}"
 
 
 def number(value: float | None) -> str:
@@ -140,24 +146,25 @@ def _by_k(
     return "  ".join(f"{k}: {number(rate)}{texts.get(k, '')}" for k, rate in rates.items())
 
 
-def _behind(facts: Mapping[str, Any]) -> dict[str, str]:
+def _behind(facts: RunSummary) -> dict[str, str]:
     """k -> how many examples have k known rollouts, where not all have."""
-    total, counts = facts["num_examples"], facts.get("pass_at_k_examples") or {}
+    total, counts = facts["num_examples"], facts["pass_at_k_examples"]
     return {k: f"{count} of {total} examples" for k, count in counts.items() if count < total}
 
 
-def unknown_text(facts: Mapping[str, Any]) -> str:
+def unknown_text(
+    num_unknown: int,
+    num_rollouts: int | None,
+    bounds: Mapping[str, tuple[float | None, float | None]],
+) -> str:
     """How many rollouts are in no pass@k, and what they leave possible.
 
-    >>> facts = {"pass_at_k_unknown": 4, "num_rollouts": 64, "pass_at_k_bounds": {"1": (0.2, 0.3)}}
-    >>> unknown_text(facts)
+    >>> unknown_text(4, 64, {"1": (0.2, 0.3)})
     '4 of 64 rollouts, in no pass@k: 1: 0.200 to 0.300 were they all unsolved, or all solved'
     """
-    bounds = "  ".join(
-        f"{k}: {low:.3f} to {high:.3f}" for k, (low, high) in facts["pass_at_k_bounds"].items()
-    )
-    count = f"{facts['pass_at_k_unknown']} of {facts['num_rollouts']} rollouts"
-    return f"{count}, in no pass@k: {bounds} were they all unsolved, or all solved"
+    texts = "  ".join(f"{k}: {number(low)} to {number(high)}" for k, (low, high) in bounds.items())
+    count = f"{num_unknown} of {num_rollouts} rollouts"
+    return f"{count}, in no pass@k: {texts} were they all unsolved, or all solved"
 
 
 def _tokens(usage: Mapping[str, int], num_rollouts: int) -> str:
@@ -183,7 +190,7 @@ def dollars(cost: float, num_rollouts: int) -> str:
     return f"{rounded(cost)}{per_rollout}"
 
 
-def _spent(spent: Mapping[str, object]) -> str:
+def _spent(spent: Spent) -> str:
     """What the run has spent over all sessions, and its limits."""
     limits = [f"${spent['max_cost_usd']:g}"] if spent["max_cost_usd"] is not None else []
     if spent["max_total_tokens"] is not None:
@@ -194,14 +201,12 @@ def _spent(spent: Mapping[str, object]) -> str:
     return f"{usd}{spent['tokens']:,} tokens{of}, in {spent['requests']:,} requests{lost}"
 
 
-def _time(facts: Mapping[str, Any]) -> str:
-    spent = duration(facts["seconds"]) if facts["seconds"] >= 10 else f"{facts['seconds']:.1f} s"
-    rates = facts.get("throughput") or {}
-    if rates.get("rollouts_per_s") is None:
+def _time(seconds: float, rates: Throughput | None) -> str:
+    spent = duration(seconds) if seconds >= 10 else f"{seconds:.1f} s"
+    if rates is None or (rate := rates["rollouts_per_s"]) is None:
         return spent
     tokens = rates["output_tokens_per_s"]
     sampled = f", {tokens:,.0f} tokens/s" if tokens is not None else ""
-    rate = rates["rollouts_per_s"]
     per_s = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
     return f"{spent} ({per_s} rollouts/s{sampled})"
 

@@ -20,9 +20,10 @@ from typing import Any
 from verifiers.errors import ConfigError
 from verifiers.results.comparison import ALPHA, SAME, holm
 from verifiers.results.distributions import t_cdf, t_quantile
-from verifiers.runtime.bounded import MAX_FILE_BYTES, read_file, read_text
+from verifiers.runtime.bounded import MAX_FILE_BYTES, read_text
 from verifiers.runtime.decoding import decode_json
-from verifiers.storage.directory import METRICS_NAME, SETTINGS_NAME
+from verifiers.storage.directory import METRICS_NAME
+from verifiers.storage.trainings import SETTINGS_NAME, TrainingSettings
 
 EDGE_STEPS = 10
 """Number of first and of last steps whose rewards are compared."""
@@ -51,14 +52,16 @@ class Training:
         training's."""
         path = Path(folder)
         try:
-            stored = decode_json(read_file(path / SETTINGS_NAME))
+            stored = TrainingSettings.read(path / SETTINGS_NAME)
+            if not stored.configuration:
+                raise ValueError(f"{path / SETTINGS_NAME} has no configuration")
             lines = [decode_json(line) for line in _lines(path / METRICS_NAME)]
-            settings = {**stored["configuration"], "model": stored["model"]}
-            max_steps = stored["max_steps"]
+            settings = {**stored.configuration, "model": stored.model}
+            max_steps = stored.max_steps
             rows = [line for line in lines if isinstance(line, dict)]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(
-                f"{folder} is no training that can be read ({error!r}): it needs {SETTINGS_NAME} and"
+                f"{folder} is no training that can be read ({error}): it needs {SETTINGS_NAME} and"
                 f" {METRICS_NAME}, which vf-train writes"
             ) from error
         ends = edge_rewards(rows)
@@ -68,7 +71,7 @@ class Training:
         rewards = {EVALUATED: float(evaluated[-1])} if evaluated else {}
         step = max((row["step"] for row in rows if isinstance(row.get("step"), int)), default=0)
         is_solved = any(row.get("solved") and row.get("step") == step for row in rows)
-        is_bounded = isinstance(max_steps, int) and max_steps > 0 and not is_solved
+        is_bounded = max_steps is not None and max_steps > 0 and not is_solved
         return cls(
             str(folder),
             settings,

@@ -109,10 +109,11 @@ class _Rescoring(Run):
             env, plan, client, facts.get("model") or "", facts.get("sampling_args") or {}, options
         )
         self._saved = [output for group in groups.values() for output in group]
-        stored = read_config(path) or {}
+        stored = read_config(path)
+        fingerprint = None if stored is None else stored["fingerprint"]
         self._origin = {
             "path": str(path),
-            "fingerprint": stored.get("fingerprint") or facts.get("fingerprint"),
+            "fingerprint": fingerprint or facts.get("fingerprint"),
             "env_args": facts.get("env_args") or {},
             "date": facts.get("date"),
             "avg_reward": facts["avg_reward"],

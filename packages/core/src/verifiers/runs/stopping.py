@@ -21,7 +21,7 @@ from verifiers.results.sequential import NUM_POINTS, ConfidenceSequence
 from verifiers.results.statistics import mean
 from verifiers.runs.options import RunOptions
 from verifiers.runs.plan import Job, Plan
-from verifiers.storage.directory import read_config
+from verifiers.storage.directory import saved_config
 
 MIN_STEPS = 10
 """Candidate means within the half-width that is asked for, so that their spacing does
@@ -186,8 +186,7 @@ def rule_of(
 def _rewards_of(path: str, plan: Plan, run: Measured | None) -> dict[Hashable, Sequence[float]]:
     """Example hash -> rewards of a saved run. *Raises* ConfigError when it cannot be compared with
     ``run``."""
-    stored = (read_config(path) or {}).get("config")
-    (baseline,) = measured([(str(path), load_results(path), stored)])
+    (baseline,) = measured([(str(path), load_results(path), saved_config(path))])
     rewards = dict(baseline.values["reward"])
     if run is not None:
         hashes = {example.hash: [0.0] for example in plan.examples}

@@ -13,7 +13,9 @@ import json
 import re
 import tomllib
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from verifiers.runtime.bounded import MAX_FILE_BYTES, read_file, read_text, size_text
 
@@ -23,6 +25,7 @@ MAX_VALUES = 500_000
 """Brackets and commas outside of texts; so many small objects take about 100 MB."""
 MAX_REPLY_VALUES = 2_000_000
 """Of a reply with the data of its tokens, which are mostly numbers."""
+T = TypeVar("T")
 _CHUNK_BYTES = 2**16
 _NO_MARKS = bytes(set(range(256)) - set(b'"{[,'))
 _TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} levels"
@@ -113,6 +116,16 @@ def decode_toml(text: str) -> dict[str, object]:
 def read_json(path: str | PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> Any:
     """The value in a JSON file, as ``bounded.read_file`` reads it. *Raises* OSError; ValueError."""
     return decode_json(read_file(path, max_bytes))
+
+
+def read_record(path: str | PathLike[str], kind: type[T], max_bytes: int = MAX_FILE_BYTES) -> T:
+    """The object in a JSON file as ``kind``, a ``msgspec.Struct`` or a ``TypedDict``: its declared
+    fields, checked; others are left out. *Raises* OSError; ValueError, which names file and field.
+    """
+    try:
+        return msgspec.convert(read_json(path, max_bytes), kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def read_toml(path: str | PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> dict[str, object]:

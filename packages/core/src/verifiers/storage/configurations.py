@@ -42,7 +42,7 @@ def rollout_key(example_hash: str, sibling: int) -> str:
 
 def config_differences(
     stored: Mapping[str, object], present: Mapping[str, object]
-) -> dict[str, tuple[Any, Any]]:
+) -> dict[str, tuple[object, object]]:
     """Dotted key -> (stored, new) for every setting that differs.
 
     >>> config_differences({"model": "a", "env_args": {"n": 1}}, {"model": "a", "env_args": {"n": 2}})
@@ -66,7 +66,7 @@ def config_differences(
 
 def resume_differences(
     stored: Mapping[str, object], present: Mapping[str, object]
-) -> dict[str, tuple[Any, Any]]:
+) -> dict[str, tuple[object, object]]:
     """``config_differences`` of the comparable parts: what prevents ``given`` from resuming
     ``stored``.
 
@@ -109,7 +109,7 @@ def uncompared_parts(stored: Mapping[str, object], present: Mapping[str, object]
     return [part for part in PARTS if (part in stored) is not (part in present)]
 
 
-def frozen_config(config: Mapping[str, object]) -> dict[str, Any]:
+def frozen_config(config: Mapping[str, object]) -> dict[str, object]:
     """The configuration as JSON gives it, whole floats as integers. *Raises* ConfigError."""
     try:
         encoded = canonical_json(config)

@@ -24,7 +24,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict, cast
 
 import msgspec
 
@@ -42,10 +42,11 @@ from verifiers.storage.configurations import (
 from verifiers.storage.files import LOCK_NAME, HeldFile, atomic_write, remove_leftovers
 from verifiers.storage.images import IMAGES_NAME
 from verifiers.storage.journal import Journal
+from verifiers.storage.trainings import SETTINGS_NAME
 
 CONFIG_NAME, RESULTS_NAME, METADATA_NAME = "config.json", "results.jsonl", "metadata.json"
-METRICS_NAME, SETTINGS_NAME = "metrics.jsonl", "settings.json"
-"""Files that a training's folder has."""
+METRICS_NAME = "metrics.jsonl"
+"""A file that a training's folder has."""
 COMPLETIONS_NAME = "completions"
 """Folder of a training run with the rollouts of its steps."""
 _WITHOUT_RUNS = frozenset(("node_modules", "__pycache__", "site-packages", COMPLETIONS_NAME))
@@ -137,7 +138,9 @@ def _is_resumable(path: Path, fingerprint: str, config: Mapping[str, object] | N
     return is_same and not is_complete(path)
 
 
-def _differences_of_code(path: Path, config: Mapping[str, object]) -> dict[str, tuple[Any, Any]]:
+def _differences_of_code(
+    path: Path, config: Mapping[str, object]
+) -> dict[str, tuple[object, object]]:
     """``resume_differences`` with the unfinished run in ``path`` if only code differs, or {}."""
     try:
         stored = read_config(path)
@@ -194,21 +197,28 @@ def trainings_below(folder: str | os.PathLike[str]) -> list[Path]:
     return sorted(trainings)
 
 
-def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """``{"fingerprint", "config", "noted"}`` of a run directory, None when it has no
-    ``config.json``.
+class StoredRun(TypedDict):
+    """The content of ``config.json``."""
 
-    *Raises* ConfigError when the file exists but is invalid.
+    fingerprint: str
+    config: dict[str, object]
+    """What must be equal for rollouts of the run: ``runs.description.RunDescription.config``."""
+    noted: NotRequired[dict[str, object]]
+    """What readers of the run are told besides; absent in runs of older versions."""
+
+
+def read_config(path: str | os.PathLike[str]) -> StoredRun | None:
+    """``config.json`` of a run directory, None when it has none.
+
+    *Raises* ConfigError, which names the field, when the file exists but is invalid.
     """
     file = os.path.join(path, CONFIG_NAME)
     try:
-        stored: dict[str, object] = decode_row(read_file(file))
-        if isinstance(stored["config"], dict) and isinstance(stored["fingerprint"], str):
-            return stored
-        raise ValueError("it lacks the configuration or its fingerprint")
+        stored = decode_row(read_file(file))
+        return msgspec.convert(stored, StoredRun)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"{file} cannot be read as a run's configuration ({error}); restore it or choose"
             " another directory.",
@@ -216,42 +226,74 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         ) from error
 
 
-class _Metadata(msgspec.Struct):
-    """The kinds of value that readers of ``metadata.json`` rely on."""
-
-    env_id: str | None = None
-    model: str | None = None
-    base_url: str | None = None
-    date: str | None = None
-    status: str | None = None
-    fingerprint: str | None = None
-    success_metric: str | None = None
-    path_to_save: str | None = None
-    time: float | None = None
-    pass_threshold: float | None = None
-    num_examples: int | None = None
-    rollouts_per_example: int | None = None
-    num_rollouts: int | None = None
-    outside_plan: list[str] | None = None
-    changed_code: list[str] | None = None
-    state_columns: list[str] | None = None
-    env_args: dict[str, Any] | None = None
-    sampling_args: dict[str, Any] | None = None
-    local_model: dict[str, Any] | None = None
-    avg_metrics: dict[str, Any] | None = None
-    usage: dict[str, Any] | None = None
-    pass_at_k: dict[str, object] | None = None
-    prices: dict[str, float] | None = None
+def saved_config(path: str | os.PathLike[str]) -> dict[str, object]:
+    """The configuration of the run in a directory; empty without one. *Raises* as ``read_config``."""
+    stored = read_config(path)
+    return {} if stored is None else stored["config"]
 
 
-def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """``metadata.json`` of a run directory; None if absent or damaged (it can be recomputed)."""
+class LocalModelFacts(TypedDict, total=False):
+    """What a run says of a model in its process."""
+
+    name: str
+    sampling: dict[str, object]
+    """What the model samples with where the run does not say."""
+    file: str
+    sha256: str
+    quantisation: str
+
+
+class StoredMetadata(TypedDict, total=False):
+    """The content of ``metadata.json`` that is read field by field; ``GenerateMetadata`` has all of
+    it, and says what each is. What is ``object`` here is only passed on."""
+
+    env_id: str | None
+    model: str | None
+    base_url: str | None
+    date: str | None
+    status: str | None
+    fingerprint: str | None
+    success_metric: str | None
+    path_to_save: str | None
+    time: float | None
+    pass_threshold: float | None
+    num_examples: int | None
+    rollouts_per_example: int | None
+    num_rollouts: int | None
+    outside_plan: list[str] | None
+    changed_code: list[str] | None
+    state_columns: list[str] | None
+    env_args: dict[str, object] | None
+    sampling_args: dict[str, object] | None
+    local_model: LocalModelFacts | None
+    avg_metrics: dict[str, object] | None
+    usage: dict[str, object] | None
+    pass_at_k: dict[str, object] | None
+    prices: dict[str, float] | None
+    pass_at_k_interval: dict[str, object] | None
+    pass_at_k_examples: dict[str, int] | None
+    pass_at_k_unknown: int | None
+    pass_at_k_bounds: dict[str, tuple[float | None, float | None]] | None
+    avg_reward: float | None
+    reward_stderr: float | None
+    avg_success: float | None
+    num_errors: int | None
+    num_unscored: int | None
+    cost_usd: float | None
+    coverage: dict[str, int | None] | None
+    provenance: object
+    stopped: dict[str, object] | None
+
+
+def read_metadata(path: str | os.PathLike[str]) -> StoredMetadata | None:
+    """``metadata.json`` of a run directory, with its other fields too; None if absent or damaged
+    (it can be recomputed)."""
     try:
         metadata = decode_row(read_file(os.path.join(path, METADATA_NAME)))
-        msgspec.convert(metadata, _Metadata)
-    except (OSError, ValueError, msgspec.ValidationError):
+        msgspec.convert(metadata, StoredMetadata)
+    except (OSError, ValueError):
         return None
-    return metadata
+    return cast(StoredMetadata, metadata)  # checked above; what it has besides is shown and stays
 
 
 def is_complete(path: str | os.PathLike[str]) -> bool:
@@ -277,16 +319,16 @@ class RunDirectory:
         self,
         path: Path,
         lock: HeldFile,
-        stored: Mapping[str, Any],
+        stored: StoredRun,
         resumed: bool,
-        config: Mapping[str, Any],
-        noted: Mapping[str, Any],
+        config: Mapping[str, object],
+        noted: Mapping[str, object],
         changed_code: Iterable[str] = (),
     ):
         self.path = path
-        self.config: dict[str, Any] = stored["config"]
+        self.config = stored["config"]
         """The frozen configuration, after a round trip through JSON."""
-        self.fingerprint: str = stored["fingerprint"]
+        self.fingerprint = stored["fingerprint"]
         self.resumed = resumed
         """Whether the directory already held this run."""
         self.noted_changes = config_differences(stored.get("noted") or {}, noted)
@@ -294,7 +336,7 @@ class RunDirectory:
         self.uncompared = uncompared_parts(stored["config"], config) if resumed else []
         """Sections that only the stored or only the new configuration has."""
         self.changed_code = sorted(
-            {*changed_code, *(read_metadata(path) or {}).get("changed_code", ())}
+            {*changed_code, *((read_metadata(path) or {}).get("changed_code") or ())}
         )
         """Files and functions that were changed between two sessions of the run, and accepted."""
         self._lock = lock
@@ -321,7 +363,7 @@ class RunDirectory:
         """
         path, noted = Path(path), noted or {}
         stored_run(path, config, accept_changed_code)
-        new_run = {
+        new_run: StoredRun = {
             "fingerprint": fingerprint(config),
             "config": frozen_config(config),
             "noted": frozen_config(noted),
@@ -376,7 +418,7 @@ class RunDirectory:
 
 def stored_run(
     path: Path, config: Mapping[str, object], accept_changed_code: bool
-) -> dict[str, Any] | None:
+) -> StoredRun | None:
     """The stored run in ``path``, None without one. *Raises* RunMismatch for another config."""
     stored = read_config(path)
     if stored is None:
@@ -410,9 +452,7 @@ def stored_run(
     return stored
 
 
-def _is_same_run(
-    stored: Mapping[str, Any], new_fingerprint: str, new_config: Mapping[str, Any]
-) -> bool:
+def _is_same_run(stored: StoredRun, new_fingerprint: str, new_config: Mapping[str, object]) -> bool:
     """Whether a run of ``new_config`` may resume a stored run, older ones by what they stored."""
     if stored["fingerprint"] == new_fingerprint:
         return True

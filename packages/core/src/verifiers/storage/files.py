@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import shutil
 import socket
@@ -25,9 +24,11 @@ import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import msgspec
+
 from verifiers.errors import ConfigError, RunBusy
 from verifiers.runtime.bounded import open_regular
-from verifiers.runtime.decoding import decode_json, read_json
+from verifiers.runtime.decoding import decode_json, read_record
 from verifiers.runtime.failpoints import failpoint
 
 _CHUNK_BYTES = 2**16
@@ -264,22 +265,32 @@ class HeldFile:
     def write_holder(self) -> None:
         """Write the pid and host of this process to the file, for the message of ``RunBusy``."""
         os.ftruncate(self.fd, 0)
-        write_all(
-            self.fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n"
-        )
+        holder = Holder(os.getpid(), socket.gethostname())
+        write_all(self.fd, msgspec.json.encode(holder) + b"\n")
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """The process that holds a lock, as the lock's file says; None if it is unknown."""
+
+    pid: int | None = None
+    host: str | None = None
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Holder:
+        """Unknown without a file, and with one that is incomplete."""
+        try:
+            return read_record(path, cls)
+        except (OSError, ValueError):
+            return cls()
 
 
 def _busy(path: Path) -> RunBusy:
-    holder: dict[str, object] = {}
-    # no lock file, or an incomplete file: the holder is unknown
-    with contextlib.suppress(OSError, TypeError, ValueError):
-        holder = dict(read_json(path.parent / LOCK_NAME))
-    pid, host = holder.get("pid"), holder.get("host")
-    who = f"process {pid} on {host}" if pid else "another process"
+    holder = Holder.read(path.parent / LOCK_NAME)
+    who = f"process {holder.pid} on {holder.host}" if holder.pid else "another process"
     return RunBusy(
         f"{path.parent} is being written by {who}: wait for it, stop it, or choose another folder.",
-        pid=pid,
-        host=host,
+        pid=holder.pid,
+        host=holder.host,
         path=str(path),
     )
 

@@ -20,7 +20,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -51,7 +50,7 @@ class SetRun(msgspec.Struct, frozen=True):
     model: str
     path: str
     """Its run directory, relative to the folder of the set."""
-    settings: dict[str, Any]
+    settings: dict[str, object]
     """What it was started with, without secrets."""
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Generic
 
+from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
-from verifiers.results.heads import NAMES, NUMBERS
 from verifiers.runtime.terminal import escape_control
-from verifiers.tui.lines import Lines
+from verifiers.tui.lines import Entry, Lines
 from verifiers.tui.texts import (
     ROW_TITLE,
     RUN_TITLE,
@@ -24,7 +24,10 @@ from verifiers.tui.texts import (
     row_line,
     run_line,
 )
+from verifiers.view.catalog import TRAINING
+from verifiers.view.describe import RunEntry
 from verifiers.view.library import Library
+from verifiers.view.rollout import Page
 
 LOOK_S = 1.0
 """Seconds between two checks of a screen for new data."""
@@ -32,7 +35,7 @@ _BACK = Binding("b,escape", "app.leave", "back")
 _SEARCH = Binding("s,slash", "search", "search")
 _SORT = Binding("o", "sort", "sort by the next column")
 _REVERSE = Binding("r", "reverse", "reverse")
-RUN_COLUMNS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+RUN_COLUMNS: dict[str, Callable[[RunEntry], object]] = {
     "Run": lambda run: (run["env"], run["model"], run["date"]),
     "Model": lambda run: run["model"],
     "Reward": lambda run: run["reward"],
@@ -53,7 +56,7 @@ ROW_COLUMNS = {
 """Column title -> the column that sorts rollouts."""
 
 
-class ListScreen(Screen[None]):
+class ListScreen(Screen[None], Generic[Entry]):
     """A title, the list's state (its order and filters), its ``entries``, and a search line."""
 
     def __init__(self, title: str, heading: str, columns: Sequence[str]):
@@ -129,11 +132,11 @@ class ListScreen(Screen[None]):
         self.show_from_the_top()
         self.lines.focus()
 
-    def line(self, entry: Any) -> Any:
+    def line(self, entry: Entry) -> Text:
         """The text of an entry."""
         raise NotImplementedError
 
-    def entries(self) -> Sequence[Any]:
+    def entries(self) -> Sequence[Entry]:
         """The listed entries."""
         raise NotImplementedError
 
@@ -142,7 +145,7 @@ class ListScreen(Screen[None]):
         raise NotImplementedError
 
 
-class RunsScreen(ListScreen):
+class RunsScreen(ListScreen[RunEntry]):
     """Every run, by environment, model and date."""
 
     BINDINGS: ClassVar[list[BindingType]] = [_SEARCH, _SORT, _REVERSE]
@@ -151,10 +154,10 @@ class RunsScreen(ListScreen):
         super().__init__("runs", RUN_TITLE, tuple(RUN_COLUMNS))
         self.library = library
 
-    def line(self, entry: Any) -> Any:
+    def line(self, entry: RunEntry) -> Text:
         return run_line(entry)
 
-    def entries(self) -> Sequence[Any]:
+    def entries(self) -> Sequence[RunEntry]:
         words = self.query_text.casefold().split()
         runs = []
         for run in self.library.runs()["runs"]:
@@ -167,17 +170,20 @@ class RunsScreen(ListScreen):
     def current_version(self) -> str:
         return str(self.library.version()["version"])
 
-    def on_lines_opened(self, event: Lines.Opened) -> None:
+    def on_lines_opened(self) -> None:
         """Show the rollouts of a run; of a training run, those of its newest step."""
-        run = event.entry
-        steps = self.library.run(run["id"])["steps"] if run["kind"] == "training" else [None]
-        if not steps:
-            self.notify(run.get("ended") or "this training run has saved no rollouts yet")
-            return
-        self.app.push_screen(RowsScreen(self.library, run, steps[-1]))
+        run, step = self.lines.entry, None
+        assert run is not None  # a line was opened
+        if run["kind"] == TRAINING:
+            steps = self.library.run(run["id"])["steps"]
+            if not steps:
+                self.notify(run.get("ended") or "this training run has saved no rollouts yet")
+                return
+            step = steps[-1]
+        self.app.push_screen(RowsScreen(self.library, run, step))
 
 
-class RowsScreen(ListScreen):
+class RowsScreen(ListScreen[int]):
     """The numbers of a run and its rollouts."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -188,7 +194,7 @@ class RowsScreen(ListScreen):
         _BACK,
     ]
 
-    def __init__(self, library: Library, run: dict[str, Any], step: int | None):
+    def __init__(self, library: Library, run: RunEntry, step: int | None):
         where = "" if step is None else f" · step {step}"
         title = f"{run['env']} · {run['model']}{where} · {run['id']}"
         super().__init__(title, ROW_TITLE, tuple(ROW_COLUMNS))
@@ -212,17 +218,18 @@ class RowsScreen(ListScreen):
         self.has_errors_only = not self.has_errors_only
         self.show_from_the_top()
 
-    def line(self, entry: Any) -> Any:
+    def line(self, entry: int) -> Text:
         preview = self.library.previews(self.run, [entry], self.step)["previews"][str(entry)]
         return row_line({name: values[entry] for name, values in self.facts.items()}, preview)
 
     def entries(self) -> Sequence[int]:
         response = self.library.columns(self.run, self.step, budget_s=math.inf)
-        columns = response["columns"]
-        self.facts = {name: columns[name] for name in ("example", *NUMBERS)}
-        for name in NAMES:
-            names, codes = columns[name]["names"], columns[name]["codes"]
-            self.facts[name] = [None if code < 0 else names[code] for code in codes]
+        for name, column in response["columns"].items():
+            if isinstance(column, list):
+                self.facts[name] = column
+            else:
+                names = column["names"]
+                self.facts[name] = [None if code < 0 else names[code] for code in column["codes"]]
         rows: Sequence[int] = range(response["total"])
         if self.query_text:
             search = self.library.search
@@ -240,7 +247,7 @@ class RowsScreen(ListScreen):
     def current_version(self) -> str:
         return str(self.library.version(self.run)["version"])
 
-    def on_lines_opened(self, event: Lines.Opened) -> None:
+    def on_lines_opened(self) -> None:
         """Show one rollout."""
         self.app.push_screen(RolloutScreen(self.library, self))
 
@@ -273,11 +280,17 @@ class RolloutScreen(Screen[None]):
         self.action_turn(0)
         self.query_one(VerticalScroll).focus()
 
+    def rollout(self) -> Page:
+        """The rollout under the cursor of the list."""
+        number = self.rows.lines.entry
+        assert number is not None  # it was opened
+        return self.library.rollout(self.rows.run, number, self.rows.step)
+
     def action_turn(self, by: int) -> None:
         """Show another rollout of the list."""
         lines = self.rows.lines
         lines.action_move(by)
-        rollout = self.library.rollout(self.rows.run, lines.entry, self.rows.step)
+        rollout = self.rollout()
         position = f"{lines.cursor + 1:,} of {len(lines.entries):,}"
         self.query_one(".title", Static).update(
             f"example {rollout['example_id']} · {position} · {self.rows.title}"
@@ -291,8 +304,7 @@ class RolloutScreen(Screen[None]):
 
     def action_copy(self) -> None:
         """Copy the conversation to the clipboard, with control characters escaped."""
-        rollout = self.library.rollout(self.rows.run, self.rows.lines.entry, self.rows.step)
-        self.app.copy_to_clipboard(rollout_text(rollout).plain)
+        self.app.copy_to_clipboard(rollout_text(self.rollout()).plain)
         self.notify("copied")
 
 
@@ -328,8 +340,8 @@ class RunsApp(App[None]):
 
 
 def ordered(
-    entries: Sequence[Any], value: Callable[[Any], Any], is_reversed: bool = False
-) -> list[Any]:
+    entries: Iterable[Entry], value: Callable[[Entry], Any], is_reversed: bool = False
+) -> list[Entry]:
     """The entries sorted by a value, equal entries in their order; those with an unknown value are
     last.
 

@@ -4,7 +4,7 @@ its length."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from rich.segment import Segment
 from rich.style import Style
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 CURSOR = Style(bgcolor="#2a3f6b", color="#ffffff")
 
 
-class Lines(ScrollView, can_focus=True):
-    """Shows ``entries``, each as ``line(entry)``. Enter or a click posts ``Lines.Opened``."""
+Entry = TypeVar("Entry")
+
+
+class Lines(ScrollView, Generic[Entry], can_focus=True):
+    """Shows ``entries``, each as ``line(entry)``. Enter or a click posts ``Lines.Opened``: the entry
+    under the cursor is opened."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", "down", show=False),
@@ -37,17 +41,13 @@ class Lines(ScrollView, can_focus=True):
     class Opened(Message):
         """Posted when an entry is opened."""
 
-        def __init__(self, entry: Any):
-            super().__init__()
-            self.entry = entry
-
-    def __init__(self, line: Callable[[Any], Text], **parameters: Any):
-        super().__init__(**parameters)
+    def __init__(self, line: Callable[[Entry], Text]):
+        super().__init__()
         self.line = line
-        self.entries: Sequence[Any] = ()
+        self.entries: Sequence[Entry] = ()
         self.cursor = 0
 
-    def show(self, entries: Sequence[object]) -> None:
+    def show(self, entries: Sequence[Entry]) -> None:
         """Replace the entries; the cursor stays at its index, or moves to the last entry."""
         self.entries = entries
         self.cursor = max(0, min(self.cursor, len(entries) - 1))
@@ -55,7 +55,7 @@ class Lines(ScrollView, can_focus=True):
         self.refresh()
 
     @property
-    def entry(self) -> Any:
+    def entry(self) -> Entry | None:
         """The entry under the cursor; None when there is none."""
         return self.entries[self.cursor] if self.entries else None
 
@@ -90,7 +90,7 @@ class Lines(ScrollView, can_focus=True):
     def action_open(self) -> None:
         """Open the entry under the cursor."""
         if self.entries:
-            self.post_message(self.Opened(self.entry))
+            self.post_message(self.Opened())
 
     def on_click(self, event: Click) -> None:
         """Move the cursor to the clicked line; a click on the cursor opens the entry."""

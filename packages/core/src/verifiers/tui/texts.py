@@ -10,8 +10,11 @@ from typing import Any
 
 from rich.text import Text
 
+from verifiers.results.summary import RunSummary
 from verifiers.results.texts import ended_by, latency_text, number_lines
 from verifiers.runtime.terminal import escape_control
+from verifiers.view.describe import RunEntry
+from verifiers.view.rollout import Page, PageMessage, Preview
 
 ROLE_STYLES = {
     "assistant": "bold blue",
@@ -41,7 +44,7 @@ NUMBERS_SHOWN = (
 """The lines of a run's numbers that are shown above its rollouts."""
 
 
-def numbers_text(facts: Mapping[str, object]) -> Text:
+def numbers_text(facts: RunSummary) -> Text:
     """The numbers of a run, as the summary of ``vf-eval`` has them."""
     text = Text()
     for name, value in number_lines(facts):
@@ -58,7 +61,7 @@ def heading(title: str, sorted_by: str) -> Text:
     return text
 
 
-def run_line(run: Mapping[str, Any]) -> Text:
+def run_line(run: RunEntry) -> Text:
     """A run of the list."""
     is_training = run["kind"] == "training"
     rollouts = f"step {run['rollouts']}" if is_training else _count(run["rollouts"])
@@ -76,7 +79,7 @@ def run_line(run: Mapping[str, Any]) -> Text:
     return line
 
 
-def row_line(facts: Mapping[str, Any], preview: Mapping[str, str]) -> Text:
+def row_line(facts: Mapping[str, Any], preview: Preview) -> Text:
     """A rollout of a run: the values of its columns by name, and its first words."""
     sibling = "" if math.isnan(facts["sibling"]) else f".{int(facts['sibling'])}"
     reward = facts["reward"]
@@ -93,7 +96,7 @@ def row_line(facts: Mapping[str, Any], preview: Mapping[str, str]) -> Text:
     return line
 
 
-def rollout_text(rollout: Mapping[str, Any]) -> Text:
+def rollout_text(rollout: Page) -> Text:
     """A whole rollout: its scores, then its conversation turn by turn."""
     text = Text()
     text.append(f"reward {_number(rollout['reward'])}", "bold")
@@ -118,7 +121,7 @@ def rollout_text(rollout: Mapping[str, Any]) -> Text:
     return text
 
 
-def _append_message(text: Text, message: Mapping[str, Any]) -> None:
+def _append_message(text: Text, message: PageMessage) -> None:
     if thought := message.get("reasoning"):
         text.append(f"{escape_control(thought.strip())}\n", "dim italic")
     for part in message["parts"]:

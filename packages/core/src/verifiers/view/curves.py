@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from verifiers.runtime.bounded import MAX_FILE_BYTES, lines_of, open_file
 from verifiers.runtime.decoding import decode_json
@@ -23,7 +23,7 @@ class Curves:
 
     def __init__(self, path: Path):
         self.path = path
-        self.lines: list[dict[str, Any]] = []
+        self.lines: list[dict[str, object]] = []
         self._end = 0
         self._restarts = 0
         self._identity: tuple[int, int] | None = None
@@ -56,13 +56,14 @@ class Curves:
     @property
     def step(self) -> int:
         """The newest step."""
-        steps = (line["step"] for line in self.lines if isinstance(line.get("step"), int))
+        steps = (step for line in self.lines if isinstance(step := line.get("step"), int))
         return max(steps, default=0)
 
     @property
     def times(self) -> list[float]:
         """When each line was written, in seconds since the epoch."""
-        return [line["time"] for line in self.lines if isinstance(line.get("time"), int | float)]
+        times = (line.get("time") for line in self.lines)
+        return [time for time in times if isinstance(time, int | float)]
 
     @property
     def seconds(self) -> float | None:
@@ -76,9 +77,9 @@ class Curves:
     def points(self, name: str) -> list[tuple[int, float]]:
         """(step, value) of every line with a finite ``name``."""
         return [
-            (line["step"], float(line[name]))
+            (_step_of(line), float(value))
             for line in self.lines
-            if isinstance(line.get(name), int | float) and math.isfinite(line[name])
+            if isinstance(value := line.get(name), int | float) and math.isfinite(value)
         ]
 
     def last(self, name: str) -> float | None:
@@ -96,6 +97,13 @@ class Curves:
         size = max(1, math.ceil(len(values) / num_points))
         parts = (values[start : start + size] for start in range(0, len(values), size))
         return [math.fsum(part) / len(part) for part in parts]
+
+
+def _step_of(line: Mapping[str, object]) -> int:
+    step = line["step"]
+    if not isinstance(step, int):
+        raise TypeError(f"a line of the metrics has the step {step!r:.40}, no number")
+    return step
 
 
 def _is_odd(value: object) -> bool:

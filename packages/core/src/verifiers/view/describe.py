@@ -17,8 +17,11 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict, TypeVar
+
+import msgspec
 
 from verifiers.checks.audit.certificate import read_certificate
 from verifiers.errors import ConfigError, UsageError
@@ -26,24 +29,27 @@ from verifiers.results.coverage import counts_in_metrics, coverage_lines
 from verifiers.results.texts import flat, flat_settings, max_tokens_of, unknown_text
 from verifiers.rollouts.values import reported
 from verifiers.runtime.alive import is_alive
-from verifiers.runtime.decoding import read_json
+from verifiers.runtime.decoding import read_record
 from verifiers.storage.directory import (
     CONFIG_NAME,
     METADATA_NAME,
     METRICS_NAME,
     RESULTS_NAME,
+    StoredMetadata,
     read_config,
     read_metadata,
+    saved_config,
 )
-from verifiers.storage.files import LOCK_NAME
+from verifiers.storage.files import LOCK_NAME, Holder
 from verifiers.storage.provenance import provenance_rows
+from verifiers.storage.trainings import SETTINGS_NAME, STATE_NAME, TrainingSettings
 from verifiers.view.catalog import TRAINING, Source
 from verifiers.view.curves import Curves
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 LISTED = ("env_args", "sampling_args", "seed", "system_prompt", "max_turns")
 """Parts of an evaluation's configuration that the list of runs can show."""
-PASS_RATES = ("pass_at_k", "pass_at_k_interval", "pass_at_k_examples")
 MAX_SETTING_CHARS = 60
 STATUSES = {"complete": "finished"}
 """Status in ``metadata.json`` -> displayed status, where they differ."""
@@ -66,37 +72,142 @@ def version(source: Source) -> str:
     return "-".join(parts)
 
 
-def describe(source: Source) -> dict[str, Any]:
-    """The entry of a run in the list. Unknown numbers are None."""
-    names = {"id": source.id, "kind": source.kind, "name": source.folder.name}
-    common = names | {"path": str(source.folder)}
+class _RunFacts(TypedDict):
+    """What the list shows of a run. Unknown numbers are None."""
+
+    env: str
+    model: str
+    reward: float | None
+    stderr: float | None
+    rollouts: int | None
+    """Of a training: its newest step."""
+    planned: int | None
+    coverage: NotRequired[list[tuple[str, str]]]
+    errors: int | None
+    unscored: int | None
+    metrics: Mapping[str, object]
+    settings: dict[str, object]
+    tokens: float | None
+    cost: float | None
+    success: float | None
+    success_metric: NotRequired[str | None]
+    pass_threshold: NotRequired[float | None]
+    pass_at_k: NotRequired[object]
+    pass_at_k_interval: NotRequired[object]
+    pass_at_k_examples: NotRequired[object]
+    unknown: NotRequired[str | None]
+    """What is in no pass@k, in words."""
+    curve: NotRequired[list[float]]
+    status: str
+    ended: NotRequired[str | None]
+    """The error that ended a training."""
+    date: str
+    """ISO 8601."""
+    changed: float
+    """Seconds since the epoch."""
+    seconds: float | None
+    size: int
+    """Bytes."""
+
+
+class RunEntry(_RunFacts):
+    """A run in the list."""
+
+    id: str
+    kind: str
+    name: str
+    path: str
+
+
+class RunSettings(TypedDict):
+    """The settings of a run, see `settings`."""
+
+    config: dict[str, object]
+    flat: dict[str, object]
+    noted: dict[str, object]
+    metadata: StoredMetadata
+    provenance: list[tuple[str, str]]
+    weights: dict[str, float]
+    audit: str | None
+    certificate: dict[str, object] | None
+
+
+class _Summary(msgspec.Struct):
+    """What the list shows of a training's ``summary.json``."""
+
+    environment: str | None = None
+    model: str | None = None
+    steps: int | None = None
+
+
+class _TrainerState(msgspec.Struct):
+    """The same of a checkpoint's ``trainer_state.json``."""
+
+    max_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _TrainingFacts:
+    """The same of all files of a training."""
+
+    env_id: str | None
+    model: str | None
+    max_steps: int | None
+    ended: str
+    """Why the last session ended, if with an error."""
+    provenance: object
+    """Of the last session."""
+    settings: dict[str, object]
+
+
+def describe(source: Source) -> RunEntry:
+    """The entry of a run in the list."""
     try:
-        return common | (_training(source) if source.kind == TRAINING else _evaluation(source))
+        facts = _training(source) if source.kind == TRAINING else _evaluation(source)
     except (OSError, *DAMAGE) as error:
-        return common | _damaged(source, error)
+        facts = _damaged(source, error)
+    return {
+        "id": source.id,
+        "kind": source.kind,
+        "name": source.folder.name,
+        "path": str(source.folder),
+        **facts,
+    }
 
 
-def _damaged(source: Source, error: Exception) -> dict[str, object]:
+def _damaged(source: Source, error: Exception) -> _RunFacts:
     """The entry of a run with other files than a run writes. *Raises* OSError if it was removed."""
     stat = os.stat(source.folder / (METRICS_NAME if source.kind == TRAINING else RESULTS_NAME))
     log.warning("%s cannot be described: %s: %s", source.folder, type(error).__name__, error)
-    unknown = dict.fromkeys(
-        "reward stderr rollouts planned errors unscored tokens cost success success_metric"
-        " pass_threshold seconds".split()
-    )
-    return unknown | {
+    return {
         "env": source.folder.name,
         "model": "",
-        **{name: {} for name in ("metrics", "settings", *PASS_RATES)},
+        "reward": None,
+        "stderr": None,
+        "rollouts": None,
+        "planned": None,
+        "errors": None,
+        "unscored": None,
+        "metrics": {},
+        "settings": {},
+        "tokens": None,
+        "cost": None,
+        "success": None,
+        "success_metric": None,
+        "pass_at_k": {},
+        "pass_at_k_interval": {},
+        "pass_at_k_examples": {},
         "unknown": None,
+        "pass_threshold": None,
         "status": "damaged",
         "date": _iso(stat.st_mtime),
         "changed": stat.st_mtime,
+        "seconds": None,
         "size": stat.st_size,
     }
 
 
-def settings(source: Source) -> dict[str, Any]:
+def settings(source: Source) -> RunSettings:
     """The stored ``config`` and ``metadata``, the weights of the reward functions, where the numbers
     come from as lines of a table (``provenance``), and ``certificate``, the content of an installed
     environment's, in words ``audit``. *Raises* ConfigError for damaged files."""
@@ -108,7 +219,7 @@ def weights(source: Source) -> dict[str, float]:
     """The weight of each reward function, by name. *Raises* ConfigError as ``settings``, which
     takes a hundred times as long."""
     with _damage_told(source):
-        return _weights(_config(source.folder).get("config") or {})
+        return _weights(_config(source.folder))
 
 
 @contextlib.contextmanager
@@ -122,20 +233,30 @@ def _damage_told(source: Source) -> Iterator[None]:
         ) from error
 
 
-def _weights(config: Mapping[str, Any]) -> dict[str, float]:
-    names, numbers = config.get("reward_functions") or [], config.get("reward_weights") or []
-    pairs = zip(names, numbers, strict=False)
+class _Weighted(msgspec.Struct):
+    """The part of a run's configuration that ``_weights`` reads."""
+
+    reward_functions: list[str] | None = None
+    reward_weights: list[object] | None = None
+
+
+def _weights(config: Mapping[str, object]) -> dict[str, float]:
+    weighted = msgspec.convert(config, _Weighted)
+    pairs = zip(weighted.reward_functions or (), weighted.reward_weights or (), strict=False)
     return {name: value for name, value in pairs if isinstance(value, int | float)}
 
 
-def _settings(source: Source) -> dict[str, Any]:
-    stored = _config(source.folder)
-    config = stored.get("config") or {}
-    training = _training_facts(source.folder) if source.kind == TRAINING else {}
-    facts = training.get("settings") or {}
+def _settings(source: Source) -> RunSettings:
+    stored = None
+    with contextlib.suppress(ConfigError):
+        stored = read_config(source.folder)
+    config = {} if stored is None else stored["config"]
     metadata = read_metadata(source.folder) or {}
-    env_id = config.get("env_id") or training.get("env_id") or metadata.get("env_id")
-    record = training.get("provenance") or metadata.get("provenance")
+    env_id, record, facts = config.get("env_id") or metadata.get("env_id"), None, {}
+    if source.kind == TRAINING:
+        training = _training_facts(source.folder)
+        env_id, record, facts = env_id or training.env_id, training.provenance, training.settings
+    record = record or metadata.get("provenance")
     try:
         certificate = read_certificate(str(env_id)) if env_id else None
     except UsageError:  # it is not installed here
@@ -146,7 +267,7 @@ def _settings(source: Source) -> dict[str, Any]:
     return {
         "config": config,
         "flat": flat_settings(config | facts),
-        "noted": stored.get("noted") or {},
+        "noted": {} if stored is None else stored.get("noted", {}),
         "metadata": metadata,
         "provenance": provenance_rows(record),
         "weights": _weights(config),
@@ -160,20 +281,22 @@ def metric_names(source: Source) -> list[str]:
     return list((read_metadata(source.folder) or {}).get("avg_metrics") or ())
 
 
-def _evaluation(source: Source) -> dict[str, Any]:
+def _evaluation(source: Source) -> _RunFacts:
     metadata = read_metadata(source.folder) or {}
-    config = _config(source.folder).get("config") or {}
+    config = _config(source.folder)
     stat = os.stat(f"{source.folder}/{RESULTS_NAME}")
-    sizes = [metadata.get(name) for name in ("num_examples", "rollouts_per_example")]
+    num_examples, siblings = metadata.get("num_examples"), metadata.get("rollouts_per_example")
     name_of_folder = source.folder.parent.name.partition("--")[0]
+    max_tokens = max_tokens_of(metadata.get("sampling_args"), metadata.get("local_model"))
+    unknown, bounds = metadata.get("pass_at_k_unknown"), metadata.get("pass_at_k_bounds") or {}
     return {
-        "env": metadata.get("env_id") or config.get("env_id") or name_of_folder,
-        "model": metadata.get("model") or config.get("model") or "",
+        "env": metadata.get("env_id") or str(config.get("env_id") or name_of_folder),
+        "model": metadata.get("model") or str(config.get("model") or ""),
         "reward": _number_or_none(metadata.get("avg_reward")),
         "stderr": _number_or_none(metadata.get("reward_stderr")),
         "rollouts": metadata.get("num_rollouts"),
-        "planned": math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None,
-        "coverage": list(coverage_lines(metadata.get("coverage"), max_tokens_of(metadata))),
+        "planned": None if num_examples is None or siblings is None else num_examples * siblings,
+        "coverage": list(coverage_lines(metadata.get("coverage"), max_tokens)),
         "errors": metadata.get("num_errors"),
         "unscored": metadata.get("num_unscored"),
         "metrics": metadata.get("avg_metrics") or {},
@@ -182,8 +305,10 @@ def _evaluation(source: Source) -> dict[str, Any]:
         "cost": _number_or_none(metadata.get("cost_usd")),
         "success": _number_or_none(metadata.get("avg_success")),
         "success_metric": metadata.get("success_metric"),
-        **{name: metadata.get(name) or {} for name in PASS_RATES},
-        "unknown": unknown_text(metadata) if metadata.get("pass_at_k_unknown") else None,
+        "pass_at_k": metadata.get("pass_at_k") or {},
+        "pass_at_k_interval": metadata.get("pass_at_k_interval") or {},
+        "pass_at_k_examples": metadata.get("pass_at_k_examples") or {},
+        "unknown": unknown_text(unknown, metadata.get("num_rollouts"), bounds) if unknown else None,
         "pass_threshold": metadata.get("pass_threshold"),
         "status": _status(source, metadata),
         "date": metadata.get("date") or _iso(stat.st_mtime),
@@ -193,12 +318,15 @@ def _evaluation(source: Source) -> dict[str, Any]:
     }
 
 
-def _listed(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, object]:
+def _listed(config: Mapping[str, object], metadata: StoredMetadata) -> dict[str, object]:
     """The settings of an evaluation that the list of runs can show, flat, long texts cut."""
     parts = {name: config.get(name, metadata.get(name)) for name in LISTED}
     parts |= {name: metadata.get(name) for name in ("num_examples", "rollouts_per_example")}
     defaults = (metadata.get("local_model") or {}).get("sampling") or {}
-    parts["sampling_args"] = {**defaults, **(parts["sampling_args"] or {})}
+    sampling = parts["sampling_args"] or {}
+    if not isinstance(sampling, Mapping):
+        raise TypeError(f"sampling_args is {sampling!r:.40}, no object")
+    parts["sampling_args"] = {**defaults, **sampling}
     listed = {}
     for name, value in flat(parts).items():
         short = name.replace("sampling_args.", "sampling.").replace("extra_body.", "")
@@ -206,16 +334,16 @@ def _listed(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str,
     return listed
 
 
-def _tokens(metadata: Mapping[str, Any]) -> float | None:
+def _tokens(metadata: StoredMetadata) -> float | None:
     """Tokens read and written over all rollouts; ``usage`` has the means per rollout."""
     usage, num_rollouts = reported(metadata.get("usage")), metadata.get("num_rollouts")
     means = [_number_or_none(usage.get(name)) for name in ("input_tokens", "output_tokens")]
-    if not isinstance(num_rollouts, int) or all(mean is None for mean in means):
+    if num_rollouts is None or all(mean is None for mean in means):
         return None
     return num_rollouts * sum(mean or 0.0 for mean in means)
 
 
-def _status(source: Source, metadata: Mapping[str, object]) -> str:
+def _status(source: Source, metadata: StoredMetadata) -> str:
     is_begun = (source.folder / CONFIG_NAME).is_file()
     status = str(metadata.get("status") or ("running" if is_begun else "complete"))
     if status == "running" and not _is_written(source, None):
@@ -223,26 +351,26 @@ def _status(source: Source, metadata: Mapping[str, object]) -> str:
     return STATUSES.get(status, status)
 
 
-def _training(source: Source) -> dict[str, Any]:
+def _training(source: Source) -> _RunFacts:
     curves = Curves(source.folder / METRICS_NAME)
     curves.read()
     last, previous = curves.last("reward/mean"), curves.last("eval_reward")
     stat = (source.folder / METRICS_NAME).stat()
     facts = _training_facts(source.folder)
-    goal = facts.get("max_steps")
+    goal = facts.max_steps
     if any(step == curves.step for step, _ in curves.points("solved")):
         goal = curves.step
     if _is_written(source, curves.seconds_per_step()) and not (goal and curves.step >= goal):
         status = "running"
-    elif facts["ended"]:
+    elif facts.ended:
         status = "failed"
     elif goal:
         status = "finished" if curves.step >= goal else "interrupted"
     else:
         status = "ended"
     return {
-        "env": facts.get("env_id") or source.folder.name,
-        "model": facts.get("model") or "",
+        "env": facts.env_id or source.folder.name,
+        "model": facts.model or "",
         "reward": last if last is not None else previous,
         "stderr": None,
         "rollouts": curves.step,
@@ -251,13 +379,13 @@ def _training(source: Source) -> dict[str, Any]:
         "errors": int(curves.total("rollouts/errors")),
         "unscored": int(curves.total("reward/unscored")),
         "metrics": {},
-        "settings": flat(facts.get("settings") or {}),
+        "settings": flat(facts.settings),
         "tokens": curves.total("tokens/prompt") + curves.total("tokens/completion") or None,
         "cost": None,
         "success": curves.last("reward/success"),
         "curve": curves.thumbnail("reward/mean", 40),
         "status": status,
-        "ended": facts["ended"] if status == "failed" else None,
+        "ended": facts.ended if status == "failed" else None,
         "date": _iso(next(iter(curves.times), None) or stat.st_mtime),
         "changed": stat.st_mtime,
         "seconds": curves.seconds,
@@ -265,24 +393,25 @@ def _training(source: Source) -> dict[str, Any]:
     }
 
 
-def _training_facts(folder: Path) -> dict[str, Any]:
-    """``env_id``, ``model``, ``max_steps`` and ``settings`` from the newest file of a training run
-    that has them, why it ``ended`` if with an error, and the ``provenance`` of its last session."""
-    summary = _json(folder / "summary.json")
-    checkpoints = folder.glob("checkpoint-*/rl_state.json")
+def _training_facts(folder: Path) -> _TrainingFacts:
+    """From the newest file of a training that has each."""
+    summary = _read(folder / "summary.json", _Summary)
+    checkpoints = folder.glob(f"checkpoint-*/{STATE_NAME}")
     newest = max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
-    started = _json(folder / "settings.json")
-    saved = started if newest is None else _json(newest)
-    state = {} if newest is None else _json(newest.parent / "trainer_state.json")
-    configuration = saved.get("configuration") or {}
-    return {
-        "env_id": summary.get("environment") or configuration.get("env_id"),
-        "model": summary.get("model") or saved.get("model"),
-        "max_steps": state.get("max_steps") or summary.get("steps") or started.get("max_steps"),
-        "ended": str(started.get("ended") or ""),
-        "provenance": started.get("provenance"),
-        **({"settings": configuration} if configuration else {}),
-    }
+    started = _read(folder / SETTINGS_NAME, TrainingSettings)
+    saved, state = started, _TrainerState()
+    if newest is not None:
+        saved = _read(newest, TrainingSettings)
+        state = _read(newest.parent / "trainer_state.json", _TrainerState)
+    env_id = saved.configuration.get("env_id")
+    return _TrainingFacts(
+        summary.environment or (None if env_id is None else str(env_id)),
+        summary.model or saved.model,
+        state.max_steps or summary.steps or started.max_steps,
+        started.ended or "",
+        started.provenance,
+        saved.configuration,
+    )
 
 
 def _is_written(
@@ -298,9 +427,9 @@ def _is_written(
     folder = str(source.folder)
     watched = _stats(folder) if watched is None else watched
     if (lock := watched.get(LOCK_NAME)) is not None:
-        pid, host = _holder(f"{folder}/{LOCK_NAME}", lock.st_ino, lock.st_size, lock.st_mtime_ns)
-        if pid is not None and host == socket.gethostname():
-            return is_alive(pid)
+        holder = _holder(f"{folder}/{LOCK_NAME}", lock.st_ino, lock.st_size, lock.st_mtime_ns)
+        if holder.pid is not None and holder.host == socket.gethostname():
+            return is_alive(holder.pid)
     changed = max((stat.st_mtime for stat in watched.values()), default=0.0)
     with contextlib.suppress(OSError):
         changed = max(changed, os.stat(f"{folder}/completions").st_mtime)
@@ -317,26 +446,23 @@ def _stats(folder: str) -> dict[str, os.stat_result]:
 
 
 @functools.lru_cache(maxsize=MAX_HOLDERS)
-def _holder(lock: str, inode: int, size: int, changed_ns: int) -> tuple[int | None, object]:
-    """(pid, host) in a lock file; read again when the file changed."""
-    holder = _json(lock)
-    pid = holder.get("pid")
-    return (pid if isinstance(pid, int) else None), holder.get("host")
+def _holder(lock: str, inode: int, size: int, changed_ns: int) -> Holder:
+    """Read again when the file changed."""
+    return Holder.read(lock)
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _config(folder: Path) -> dict[str, object]:
+    with contextlib.suppress(ConfigError):
+        return saved_config(folder)
+    return {}
+
+
+def _read(file: str | Path, kind: type[T]) -> T:
+    """What a file says; nothing if it cannot be read."""
     try:
-        return read_config(folder) or {}
-    except ConfigError:
-        return {}
-
-
-def _json(file: str | Path) -> dict[str, Any]:
-    try:
-        content = read_json(file)
+        return read_record(file, kind)
     except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        return kind()
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

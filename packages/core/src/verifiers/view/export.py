@@ -15,7 +15,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from verifiers.errors import ConfigError, JournalError
 from verifiers.runtime.bounded import TooLong, read_file
@@ -24,7 +23,7 @@ from verifiers.storage.files import replacing
 from verifiers.storage.images import IMAGES_NAME, stored_name, write_images
 from verifiers.view.app import VENDOR, static_files
 from verifiers.view.catalog import TRAINING
-from verifiers.view.describe import DAMAGE
+from verifiers.view.describe import DAMAGE, RunEntry
 from verifiers.view.guard import POLICY
 from verifiers.view.library import Library
 from verifiers.view.rollout import stored_images
@@ -145,8 +144,8 @@ def _answers_of(
 
 
 def _comparisons(
-    library: Library, runs: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    library: Library, runs: Sequence[RunEntry]
+) -> Iterator[tuple[str, Mapping[str, object]]]:
     """The comparison of every pair of the first ``MAX_COMPARED`` evaluations of each
     environment."""
     by_env: dict[str, list[int]] = {}
@@ -184,7 +183,7 @@ def _progress(library: Library, name: str) -> str:
 
 def _rows(
     library: Library, run_id: str, step: int | None, folder: str, images: Path
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+) -> Iterator[tuple[str, Mapping[str, object]]]:
     columns = library.columns(run_id, step, budget_s=float("inf"))
     yield f"{folder}/columns", {**columns, "complete": True}
     total = columns["total"]
@@ -202,7 +201,7 @@ def _rows(
         yield f"{folder}/rollouts-{first // ROWS_PER_FILE}", answer
 
 
-def _without_path(run: Mapping[str, object]) -> dict[str, Any]:
+def _without_path(run: Mapping[str, object]) -> dict[str, object]:
     """The run without local paths, because a copy may be published."""
     public = dict(run)
     public.pop("path", None)

@@ -11,7 +11,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 from urllib.parse import urlencode
 
 import numpy as np
@@ -26,6 +26,7 @@ from verifiers.results.labels import LABEL, completion_hash, read_labels, write_
 from verifiers.results.sets import partners_within
 from verifiers.results.statistics import known_values
 from verifiers.results.stored import StoredOutputs
+from verifiers.results.summary import RunSummary
 from verifiers.results.texts import OF_ONE_TURN
 from verifiers.storage.directory import METRICS_NAME
 from verifiers.storage.images import IMAGES_NAME, StoredImages, stored_name
@@ -33,7 +34,8 @@ from verifiers.storage.proof import proof_of, read_proof
 from verifiers.view import describe, rollout, sets
 from verifiers.view.catalog import TRAINING, Catalog
 from verifiers.view.curves import Curves
-from verifiers.view.listing import Listing
+from verifiers.view.describe import RunEntry, RunSettings
+from verifiers.view.listing import Listing, ListPart
 
 MAX_INDEXES, MAX_INDEXED_ROWS = 16, 1_000_000
 """Number of indexes in memory, and of their rows, 60 to 100 bytes each; the least recently used is
@@ -46,6 +48,73 @@ LIST_S = 0.15
 """Seconds that one request may spend on the list of runs after the first, which is answered with a
 few runs."""
 MAX_PREVIEWS = 400
+
+
+class Runs(ListPart):
+    """The list of runs, or the part of it that changed."""
+
+    folders: list[str]
+    """Those that were searched."""
+
+
+class Run(RunEntry, RunSettings):
+    """A run."""
+
+    steps: list[int]
+    """Of a training: those that have saved rollouts."""
+
+
+class Names(TypedDict):
+    """A column of names: the distinct ones, and the index of each row's, -1 for none."""
+
+    names: list[str]
+    codes: Sequence[int]
+
+
+class Columns(TypedDict):
+    """The columns for sorting."""
+
+    generation: int
+    first: int
+    total: int
+    complete: bool
+    """False if the time budget ended before the file: request again from ``total``."""
+    progress: float
+    replaced: list[int]
+    damage: str | None
+    info: list[str]
+    ends: dict[str, str]
+    columns: dict[str, list[object] | Names]
+    metrics: dict[str, list[float]]
+
+
+class Rollouts(TypedDict):
+    """Complete rollouts, by row number."""
+
+    rollouts: dict[str, rollout.Page]
+
+
+class Previews(TypedDict):
+    """The first words of rollouts, by row number."""
+
+    previews: dict[str, rollout.Preview]
+
+
+class Matches(TypedDict):
+    """Row numbers; ``next`` is where to continue, null at the end."""
+
+    rows: list[int]
+    next: int | None
+
+
+class Metrics(TypedDict):
+    """Lines of the metrics of a training."""
+
+    generation: str
+    first: int
+    lines: list[dict[str, object]]
+    steps: list[int]
+    proof: dict[str, object]
 
 
 class Library:
@@ -62,23 +131,20 @@ class Library:
         self._curves: dict[str, Curves] = {}
         self.listing = Listing(catalog)
 
-    def version(self, run_id: str | None = None) -> dict[str, Any]:
+    def version(self, run_id: str | None = None) -> dict[str, str]:
         """A token that changes with the run, or with the list of runs."""
         if run_id is not None:
             return {"version": describe.version(self.catalog.get(run_id))}
         return {"version": self.listing.version()}
 
-    def runs(
-        self, first: int = 0, budget_s: float = math.inf, generation: str = ""
-    ) -> dict[str, Any]:
+    def runs(self, first: int = 0, budget_s: float = math.inf, generation: str = "") -> Runs:
         """A summary of every run, the newest first, or of those that changed after ``first``, as
         ``Listing.part``; and the folders that were searched."""
         part = self.listing.part(first, budget_s, generation)
         return {**part, "folders": [str(folder) for folder in self.catalog.folders]}
 
-    def run(self, run_id: str) -> dict[str, Any]:
-        """A run: its summary, its settings, and the steps of a training run that have saved
-        rollouts."""
+    def run(self, run_id: str) -> Run:
+        """A run: its summary, its settings, and the steps of a training."""
         source = self.catalog.get(run_id)
         steps = source.steps() if source.kind == TRAINING else []
         return {**self.listing.entry(source), **describe.settings(source), "steps": steps}
@@ -90,28 +156,24 @@ class Library:
         first: int = 0,
         generation: int = -1,
         budget_s: float | None = None,
-    ) -> dict[str, Any]:
+    ) -> Columns:
         """The columns for sorting from row ``first`` on; from 0 when the file was rewritten since
         ``generation``.
 
-        ``complete`` is false when the time budget ended before the file: request again from
-        ``total``. ``budget_s``: None = ``READ_S``, or ``FIRST_READ_S`` for a file of which nothing
+        ``budget_s``: None = ``READ_S``, or ``FIRST_READ_S`` for a file of which nothing
         was read yet.
         """
         index = self._index(run_id, step)
         index.read((READ_S if len(index) else FIRST_READ_S) if budget_s is None else budget_s)
         first = first if generation == index.generation else 0
         total = len(index)
-        columns: dict[str, Any] = {
+        columns: dict[str, list[object] | Names] = {
             n: list(index.columns[n][first:total]) for n in ("example", "key")
         }
         for name in NUMBERS:  # whole numbers without a fraction, as counts are written
             values = index.columns[name][first:total]
             columns[name] = [int(value) if value.is_integer() else value for value in values]
-        for name in (
-            *NAMES,
-            "cause",
-        ):  # the distinct names, and the index of each row's; -1 for none
+        for name in (*NAMES, "cause"):
             column: NameColumn = index.columns[name]
             columns[name] = {"names": list(column.names), "codes": column.codes[first:total]}
         return {
@@ -128,7 +190,7 @@ class Library:
             "metrics": {name: list(values[first:total]) for name, values in index.metrics.items()},
         }
 
-    def numbers(self, run_id: str, step: int | None = None) -> dict[str, Any]:
+    def numbers(self, run_id: str, step: int | None = None) -> RunSummary:
         """The numbers of an evaluation, or of a step of a training, as ``GenerateOutputs.summary``
         has them.
 
@@ -147,23 +209,23 @@ class Library:
             if any(values):
                 summary["usage"][name] = round(math.fsum(values))
         summary["seconds"] = described["seconds"] if step is None else None
-        return summary if step is not None else summary | {"cost_usd": described["cost"]}
+        if step is None:
+            summary["cost_usd"] = described["cost"]
+        return summary
 
-    def previews(
-        self, run_id: str, numbers: Sequence[int], step: int | None = None
-    ) -> dict[str, Any]:
+    def previews(self, run_id: str, numbers: Sequence[int], step: int | None = None) -> Previews:
         """The first words of some saved rollouts, by row number."""
         index, numbers = self._read_index(run_id, step), numbers[:MAX_PREVIEWS]
         texts = zip(numbers, index.texts(numbers), strict=True)
         return {"previews": {str(number): rollout.preview(*pair) for number, pair in texts}}
 
-    def rollout(self, run_id: str, number: int, step: int | None = None) -> dict[str, Any]:
+    def rollout(self, run_id: str, number: int, step: int | None = None) -> rollout.Page:
         """A complete rollout; its stored images at the URLs of ``image``."""
-        of_number: dict[str, Any] = self.rollouts(run_id, [number], step)["rollouts"][str(number)]
+        page = self.rollouts(run_id, [number], step)["rollouts"][str(number)]
         of_run = {"run": run_id} | ({} if step is None else {"step": str(step)})
-        for part in rollout.stored_images(of_number):
+        for part in rollout.stored_images(page):
             part["url"] = f"api/image?{urlencode(of_run | {'name': stored_name(part['url'])})}"
-        return of_number
+        return page
 
     def image(self, run_id: str, name: str, step: int | None = None) -> bytes:
         """The file of a stored image, by its name. Raises ``LookupError`` for another name,
@@ -172,19 +234,20 @@ class Library:
             raise LookupError(f"{name[:100]!r} is not the name of an image")
         return StoredImages(self.catalog.rows_file(run_id, step).parent).content(name)
 
-    def rollouts(
-        self, run_id: str, numbers: Sequence[int], step: int | None = None
-    ) -> dict[str, Any]:
+    def rollouts(self, run_id: str, numbers: Sequence[int], step: int | None = None) -> Rollouts:
         """Complete rollouts, by row number; their stored images as references."""
         weights = describe.weights(self.catalog.get(run_id))
         index = self._read_index(run_id, step)
         rows = zip(numbers, index.rows(numbers, restores=False), strict=True)
-        pages = {n: {"row": n} | rollout.page(row, weights, self._pieces) for n, row in rows}
-        for content in pages.values():
-            for part in rollout.stored_images(content):
+        pages: dict[int, rollout.Page] = {}
+        for number, row in rows:
+            page = rollout.page(row, weights, self._pieces)
+            page["row"] = number
+            pages[number] = page
+            for part in rollout.stored_images(page):
                 if not (index.path.parent / part["url"]).is_file():
-                    reference = part.pop("url")
-                    part |= {"type": "address", "text": f"{reference} was moved or deleted"}
+                    part["type"] = "address"
+                    part["text"] = f"{part.pop('url')} was moved or deleted"
         return {"rollouts": {str(number): page for number, page in pages.items()}}
 
     def search(
@@ -194,9 +257,8 @@ class Library:
         first: int = 0,
         step: int | None = None,
         budget_s: float = READ_S,
-    ) -> dict[str, Any]:
-        """Row numbers from ``first`` on that contain ``text``; ``next`` is where to continue, null
-        at the end."""
+    ) -> Matches:
+        """The rows from ``first`` on that contain ``text``."""
         index = self._read_index(run_id, step)
         matches, following = index.search(text, first, budget_s)
         return {"rows": matches, "next": following if following < len(index) else None}
@@ -208,7 +270,7 @@ class Library:
         first: int = 0,
         step: int | None = None,
         budget_s: float = READ_S,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The values of ``info.<key>`` from row ``first`` on; ``next`` is where to continue, null
         at the end.
 
@@ -218,7 +280,7 @@ class Library:
         values, following = index.info_values(name, first, budget_s)
         return {"values": values, "next": following if following < len(index) else None}
 
-    def metrics(self, run_id: str, first: int = 0, generation: str = "") -> dict[str, Any]:
+    def metrics(self, run_id: str, first: int = 0, generation: str = "") -> Metrics:
         """The metrics lines of a training run from ``first`` on; all when it was rewritten since
         ``generation``."""
         source = self.catalog.get(run_id)
@@ -240,7 +302,7 @@ class Library:
                 "proof": proof,
             }
 
-    def compare(self, run_ids: Sequence[str]) -> dict[str, Any]:
+    def compare(self, run_ids: Sequence[str]) -> dict[str, object]:
         """The rewards of evaluations compared as ``vf-compare`` does: where some have equal settings,
         as those of two nights, each with its partner (``results.sets``), else each with the first of
         its environment.
@@ -254,7 +316,7 @@ class Library:
         alone = [run.name for run in runs if run.name not in paired]
         return compared | {"without_partner": alone}
 
-    def sets(self) -> dict[str, Any]:
+    def sets(self) -> dict[str, list[sets.SetSummary]]:
         """A summary of every set of runs, the newest first."""
         known_sets = sets.sets_of(self.catalog.sources())
         summaries = (
@@ -262,7 +324,7 @@ class Library:
         )
         return {"sets": list(summaries)}
 
-    def set(self, set_id: str) -> dict[str, Any]:
+    def set(self, set_id: str) -> dict[str, object]:
         """A set as a table, and its change against the newest complete set before it, as of
         ``sets.table_of``. Raises ``LookupError``."""
         known_sets = sets.sets_of(self.catalog.sources())
@@ -281,7 +343,7 @@ class Library:
         by_hash = all(key is not None for i in indexes.values() for key in i.columns["key"])
         return [self._measured(run_id, indexes[run_id], by_hash) for run_id in run_ids]
 
-    def labels(self, run_id: str) -> dict[str, Any]:
+    def labels(self, run_id: str) -> dict[str, object]:
         """Row number -> a person's label of an evaluation's rollouts, and how far the reward agrees
         with them."""
         source = self.catalog.get(run_id)
@@ -304,7 +366,7 @@ class Library:
             "agreement": measured,
         }
 
-    def label(self, run_id: str, number: int, label: bool | None) -> dict[str, Any]:
+    def label(self, run_id: str, number: int, label: bool | None) -> dict[str, object]:
         """Write a person's label of a rollout, None to take it back. Raises ``ValueError`` for a
         training."""
         source = self.catalog.get(run_id)
@@ -316,7 +378,7 @@ class Library:
     def _measured(self, run_id: str, index: RowIndex, by_hash: bool) -> Measured:
         source = self.catalog.get(run_id)
         described, replaced = self.listing.entry(source), set(index.replaced)
-        values: dict[Any, list[float]] = {}
+        values: dict[object, list[float]] = {}
         keys = index.columns["key" if by_hash else "example"]
         for row, pair in enumerate(zip(keys, index.columns["reward"], strict=True)):
             if row not in replaced:

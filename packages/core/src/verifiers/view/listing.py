@@ -15,10 +15,11 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from verifiers.view import describe
 from verifiers.view.catalog import Catalog, Source
+from verifiers.view.describe import RunEntry
 
 MIN_LISTED = 100
 """Entries of a part, at least, however long they take."""
@@ -33,7 +34,22 @@ class _Entry:
     source: Source
     number: int
     version: str
-    content: dict[str, Any]
+    content: RunEntry
+
+
+class ListPart(TypedDict):
+    """Entries of the list."""
+
+    runs: list[RunEntry]
+    gone: list[str]
+    """Ids of runs that were removed since."""
+    seen: int
+    """The number of the last change included."""
+    next: int | None
+    """The same while there is more to ask for, else null."""
+    total: int
+    """How many runs were found so far."""
+    generation: str
 
 
 class Listing:
@@ -51,23 +67,19 @@ class Listing:
         self._due: deque[str] = deque()
         self._is_searched = False
 
-    def entry(self, source: Source) -> dict[str, Any]:
+    def entry(self, source: Source) -> RunEntry:
         """The entry of a run. Raises: ``OSError`` when it was removed."""
         entry = self._entries.get(source.id)
         if entry is None or (entry.source, entry.version) != (source, describe.version(source)):
             return describe.describe(source)
         return entry.content
 
-    def part(
-        self, after: int = 0, budget_s: float = math.inf, generation: str = ""
-    ) -> dict[str, Any]:
+    def part(self, after: int = 0, budget_s: float = math.inf, generation: str = "") -> ListPart:
         """The entries that are new or changed since change ``after``, 0 for all, for about
         ``budget_s`` seconds.
 
         ``generation`` is that of an earlier part; changes of another generation are counted anew,
-        and all entries returned. Returns ``runs``; ``gone``, the ids that were removed since;
-        ``seen``, the number of the last change included; ``next``, the same while there is more to
-        ask for, else null; ``total``, how many runs were found so far.
+        and all entries returned.
         """
         deadline = time.monotonic() + budget_s
         after = after if generation in ("", self._generation) else 0
@@ -75,7 +87,7 @@ class Listing:
             least = math.inf if budget_s == math.inf else len(self._entries) + MIN_LISTED
             sources = self._sources(least)
             seen = after
-            runs: list[dict[str, object]] = []
+            runs: list[RunEntry] = []
             candidates = [(e.source, e.number) for e in self._entries.values() if e.number > after]
             fresh = [source for run_id, source in sources.items() if run_id not in self._entries]
             is_cut = False
@@ -89,8 +101,14 @@ class Listing:
                 seen = self._number
             gone = [run_id for run_id, number in self._gone.items() if number > after > 0]
             more = is_cut or not self._is_searched
-            counts = {"seen": seen, "next": seen if more else None, "total": len(sources)}
-            return {"runs": runs, "gone": gone, **counts, "generation": self._generation}
+            return {
+                "runs": runs,
+                "gone": gone,
+                "seen": seen,
+                "next": seen if more else None,
+                "total": len(sources),
+                "generation": self._generation,
+            }
 
     def version(self) -> str:
         """A token that changes with the list. Looks at the running runs, and at some of the others

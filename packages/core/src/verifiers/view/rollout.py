@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from verifiers.data.media import properly_named
 from verifiers.data.messages import field, message_text
@@ -38,26 +38,140 @@ PLACED = frozenset(
 """Those that have a place of their own on the page; any other is listed below them, where it says
 something."""
 SOMETIMES_SAVED = ("sibling", "attempts", "group", "trained", "excluded")
+_OF_TRAINED_TURNS: tuple[
+    Literal["policy_logprobs", "old_logprobs", "mask", "advantage", "weight", "reward"], ...
+] = ("policy_logprobs", "old_logprobs", "mask", "advantage", "weight", "reward")
 MAIN_ROLES = (None, "main")
 """Roles of the turns of an agent's own conversation."""
 
 
-def page(
-    row: RolloutOutput, weights: Mapping[str, float], pieces: Pieces | None = None
-) -> dict[str, Any]:
+class Part(TypedDict):
+    """A content part of a message: ``text`` of a text, and of the ``address`` of an image that is not
+    displayed; ``url`` of an ``image``; ``value`` of any ``other``."""
+
+    type: str
+    text: NotRequired[str]
+    url: NotRequired[str]
+    value: NotRequired[object]
+
+
+class Call(TypedDict):
+    """A tool call."""
+
+    id: object
+    name: str
+    arguments: object
+
+
+class PageMessage(TypedDict):
+    """A message; ``place``: of the prompt or of the completion."""
+
+    role: str
+    place: str
+    parts: list[Part]
+    reasoning: NotRequired[str]
+    calls: NotRequired[list[Call]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+    step: NotRequired[int]
+    """The index of the turn that sampled it."""
+
+
+class Step(TypedDict):
+    """The numbers of a model turn; ``logprobs`` in nats, one per sampled token. Of the turn of a
+    trained rollout a single number where all tokens share it."""
+
+    truncated: bool
+    text: str
+    reward: NotRequired[object]
+    role: NotRequired[str]
+    prompt_tokens: NotRequired[object]
+    completion_tokens: NotRequired[int]
+    ids: NotRequired[list[int]]
+    logprobs: NotRequired[list[float]]
+    pieces: NotRequired[list[str]]
+    policy_version: NotRequired[object]
+    policy_logprobs: NotRequired[object]
+    old_logprobs: NotRequired[object]
+    mask: NotRequired[object]
+    advantage: NotRequired[object]
+    weight: NotRequired[object]
+    model_ms: NotRequired[float | None]
+    env_ms: NotRequired[float | None]
+
+
+class Branch(TypedDict):
+    """What an agent's calls hold beside its conversation: those of another role, or a history that
+    it wrote anew ("rewrite")."""
+
+    role: str
+    at: int
+    """The index of the message before which it is shown."""
+    messages: list[PageMessage]
+    """Those that no earlier call of the branch, and no main call before it, has."""
+
+
+class Score(TypedDict):
+    """A metric; for a reward function also its weight and its part of the reward."""
+
+    name: str
+    value: float
+    weight: float | None
+    part: float | None
+
+
+class Page(TypedDict):
+    """A rollout for display."""
+
+    example_id: object
+    task: object
+    answer: object
+    info: object
+    reward: float
+    advantage: object
+    error: dict[str, object] | None
+    stop_condition: str | None
+    timing: object
+    sibling: object
+    attempts: object
+    group: object
+    trained: object
+    excluded: object
+    ended_by: str | None
+    messages: list[PageMessage]
+    steps: list[Step]
+    scores: list[Score]
+    is_truncated: bool
+    usage: dict[str, int]
+    tools: object
+    agent: dict[str, object] | None
+    branches: list[Branch]
+    more: dict[str, object]
+    row: NotRequired[int]
+
+
+class Preview(TypedDict):
+    """A rollout in a table: the prompt's last user message, the last reply, the right answer."""
+
+    question: str
+    reply: str
+    answer: str
+
+
+def page(row: RolloutOutput, weights: Mapping[str, float], pieces: Pieces | None = None) -> Page:
     """The content of the rollout's page. ``weights``: of the reward functions; ``pieces``: decodes
     single tokens."""
     trajectory = [step for step in row.get("trajectory") or [] if isinstance(step, Mapping)]
     steps = [_step(step, pieces) for step in trajectory]
+    _set_times(steps, trajectory)
     steps += [
         _trained_turn(turn) for turn in row.get("turn_tokens") or [] if isinstance(turn, Mapping)
     ]
-    _spend(steps)
     messages = _messages(row["prompt"], "prompt") + _messages(row["completion"], "completion")
     agent = _agent(row)
     main = [n for n, step in enumerate(steps) if agent is None or step.get("role") in MAIN_ROLES]
     _assign(messages, steps, main)
-    metrics: Mapping[str, Any] = row["metrics"]
+    metrics: Mapping[str, float] = row["metrics"]
     apart = ["group", "trained", "excluded", *(("agent", "files") if agent else ())]
     unshown = ("trajectory", "turn_tokens", "crc32", "write_part")
     columns = {*CONVERTED, *PLACED, *DISK_FIELDS, *metrics, *apart, *unshown}
@@ -79,11 +193,11 @@ def page(
             if name not in columns and (name not in FIELDS or value not in EMPTY)
         },
     }
-    ready: dict[str, object] = json_ready(content)
+    ready: Page = json_ready(content)
     return ready
 
 
-def _num_turns(messages: Sequence[Mapping[str, Any]]) -> int:
+def _num_turns(messages: Sequence[PageMessage]) -> int:
     ends = [m for m in messages if (m["place"], m["role"]) == ("completion", "assistant")]
     return len(ends)
 
@@ -102,9 +216,8 @@ def preview(
     prompt: Sequence[object] | str | None,
     completion: Sequence[object] | str | None,
     answer: object = None,
-) -> dict[str, str]:
-    """The preview of a rollout in a table: the prompt's last user message, the last reply, the
-    right answer."""
+) -> Preview:
+    """The preview of a rollout."""
     right = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer)
     return {
         "question": _last(prompt, "user"),
@@ -135,14 +248,13 @@ def _line(text: str) -> str:
     return " ".join(text[: 8 * PREVIEW_CHARS].split())[:PREVIEW_CHARS]
 
 
-def _score(name: str, value: float, weights: Mapping[str, float]) -> dict[str, object]:
-    """A metric; for a reward function also its weight and its part of the reward."""
+def _score(name: str, value: float, weights: Mapping[str, float]) -> Score:
     weight = weights.get(name)
     part = None if weight is None else weight * value
     return {"name": name, "value": value, "weight": weight, "part": part}
 
 
-def _messages(messages: Sequence[object] | str | None, section: str) -> list[dict[str, Any]]:
+def _messages(messages: Sequence[object] | str | None, section: str) -> list[PageMessage]:
     if isinstance(messages, str):
         role = "assistant" if section == "completion" else "text"
         if messages:
@@ -151,12 +263,15 @@ def _messages(messages: Sequence[object] | str | None, section: str) -> list[dic
     return [_message(message, section) for message in messages or []]
 
 
-def _message(message: object, section: str) -> dict[str, Any]:
-    content: dict[str, Any] = {"role": str(field(message, "role") or "?"), "place": section}
+def _message(message: object, section: str) -> PageMessage:
     parts = field(message, "content")
     if not isinstance(parts, list):
         parts = [] if parts in (None, "") else [parts]
-    content["parts"] = list(map(_part, parts))
+    content: PageMessage = {
+        "role": str(field(message, "role") or "?"),
+        "place": section,
+        "parts": list(map(_part, parts)),
+    }
     blocks = field(message, "thinking_blocks")
     texts = [field(block, "thinking") for block in blocks] if isinstance(blocks, list) else []
     thinking = "\n\n".join(text for text in texts if isinstance(text, str))
@@ -164,19 +279,20 @@ def _message(message: object, section: str) -> dict[str, Any]:
         content["reasoning"] = str(reasoning)
     if calls := field(message, "tool_calls"):
         content["calls"] = [_call(call) for call in calls]
-    for name in ("tool_call_id", "name"):
-        if value := field(message, name):
-            content[name] = str(value)
+    if call_id := field(message, "tool_call_id"):
+        content["tool_call_id"] = str(call_id)
+    if name := field(message, "name"):
+        content["name"] = str(name)
     return content
 
 
-def _call(call: object) -> dict[str, Any]:
+def _call(call: object) -> Call:
     function = field(call, "function") or call
     name, arguments = str(field(function, "name") or ""), field(function, "arguments")
     return {"id": field(call, "id"), "name": name, "arguments": arguments}
 
 
-def _part(part: object) -> dict[str, Any]:
+def _part(part: object) -> Part:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = field(part, "type")
@@ -191,7 +307,7 @@ def _part(part: object) -> dict[str, Any]:
     return {"type": "other", "value": json_ready(part)}
 
 
-def stored_images(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def stored_images(content: Page) -> Iterator[Part]:
     """The parts of a page's messages that refer to images beside the rows."""
     branches = (branch["messages"] for branch in content["branches"])
     for message in chain(content["messages"], *branches):
@@ -200,56 +316,48 @@ def stored_images(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 yield part
 
 
-def _step(step: Mapping[str, Any], pieces: Pieces | None) -> dict[str, Any]:
-    """The numbers of a model turn; ``logprobs`` in nats, one per sampled token."""
-    numbers: dict[str, object] = {
+def _step(step: Mapping[str, Any], pieces: Pieces | None) -> Step:
+    numbers: Step = {
         "truncated": bool(step.get("is_truncated")),
         "reward": step.get("reward"),
         "text": _step_text(step.get("completion")),
-        "timing": step.get("timing"),
     }
     if role := field(step.get("extras") or {}, "role"):
         numbers["role"] = str(role)
     tokens = step.get("tokens")
     if isinstance(tokens, Mapping):
         prompt_ids, ids = tokens.get("prompt_ids") or (), tokens.get("completion_ids") or ()
-        numbers |= {
-            "prompt_tokens": len(prompt_ids),
-            "completion_tokens": len(ids),
-            "ids": list(ids),
-            "logprobs": list(tokens.get("completion_logprobs") or ()),
-            "policy_version": tokens.get("version"),
-        }
+        numbers["prompt_tokens"], numbers["completion_tokens"] = len(prompt_ids), len(ids)
+        numbers["ids"] = list(ids)
+        numbers["logprobs"] = list(tokens.get("completion_logprobs") or ())
+        numbers["policy_version"] = tokens.get("version")
         if pieces is not None and ids:
             numbers["pieces"] = pieces(ids)
     sampled = field(step.get("extras") or {}, "logprobs")
     if isinstance(sampled, Mapping) and "pieces" not in numbers:
         texts, logprobs = sampled.get("texts") or (), sampled.get("logprobs") or ()
-        numbers |= {
-            "pieces": list(texts),
-            "logprobs": list(logprobs),
-            "completion_tokens": len(texts),
-        }
+        numbers["pieces"], numbers["logprobs"] = list(texts), list(logprobs)
+        numbers["completion_tokens"] = len(texts)
     return numbers
 
 
-def _trained_turn(turn: Mapping[str, Any]) -> dict[str, object]:
-    """The numbers of a turn of a trained rollout (``turn_tokens``); a single number where all
-    tokens share it."""
+def _trained_turn(turn: Mapping[str, Any]) -> Step:
+    """The numbers of a turn of a trained rollout (``turn_tokens``)."""
     ids, texts = turn.get("completion_ids") or (), turn.get("texts") or ()
-    names = ("policy_logprobs", "old_logprobs", "mask", "advantage", "weight", "reward")
-    return {
+    numbers: Step = {
         "truncated": False,
         "text": "".join(map(str, texts)),
-        "timing": None,
         "prompt_tokens": turn.get("prompt_tokens"),
         "completion_tokens": len(ids),
         "ids": list(ids),
         "pieces": list(texts),
         "logprobs": list(turn.get("completion_logprobs") or ()),
         "policy_version": turn.get("version"),
-        **{name: turn[name] for name in names if name in turn},
     }
+    for name in _OF_TRAINED_TURNS:
+        if name in turn:
+            numbers[name] = turn[name]
+    return numbers
 
 
 def _step_text(completion: Sequence[object] | str | None) -> str:
@@ -258,22 +366,24 @@ def _step_text(completion: Sequence[object] | str | None) -> str:
     return message_text(completion[0]) if completion else ""
 
 
-def _spend(steps: list[dict[str, object]]) -> None:
-    """Replace each turn's cumulative times (milliseconds since the rollout began) by the times of
-    that turn alone."""
-    before: Mapping[str, Any] = {}
-    for step in steps:
-        timing = step.pop("timing")
+def _set_times(steps: Sequence[Step], trajectory: Sequence[Mapping[str, Any]]) -> None:
+    """Set the milliseconds of each turn alone; a saved turn has those since the rollout began."""
+    before: Mapping[str, object] = {}
+    for step, saved in zip(steps, trajectory, strict=True):
+        timing = saved.get("timing")
         if isinstance(timing, Mapping):
-            for name in ("model_ms", "env_ms"):
-                now, then = timing.get(name), before.get(name, 0.0)
-                step[name] = now - then if isinstance(now, int | float) else None
+            step["model_ms"] = _elapsed(before.get("model_ms"), timing.get("model_ms"))
+            step["env_ms"] = _elapsed(before.get("env_ms"), timing.get("env_ms"))
             before = timing
 
 
-def _assign(
-    messages: list[dict[str, Any]], steps: list[dict[str, Any]], numbers: list[int]
-) -> None:
+def _elapsed(before: object, now: object) -> float | None:
+    if not isinstance(now, int | float):
+        return None
+    return now - before if isinstance(before, int | float) else now
+
+
+def _assign(messages: list[PageMessage], steps: list[Step], numbers: list[int]) -> None:
     """Set the turn's index on each sampled message, of the turns ``numbers``; a turn whose message
     was changed later matches none."""
     sampled = [m for m in messages if m["place"] == "completion" and m["role"] == "assistant"]
@@ -290,23 +400,16 @@ def _assign(
 
 
 def _branches(
-    trajectory: list[Mapping[str, Any]],
-    steps: list[dict[str, object]],
-    messages: list[dict[str, object]],
-) -> list[dict[str, Any]]:
-    """What an agent's calls hold beside its conversation: those of other roles, and each history
-    that it wrote anew ("rewrite").
-
-    ``at`` is the index of the message before which a branch is shown; ``messages`` are those that
-    no earlier call of the branch, and no main call before it, has.
-    """
+    trajectory: list[Mapping[str, Any]], steps: list[Step], messages: list[PageMessage]
+) -> list[Branch]:
+    """The branches of an agent's conversation, in their order."""
     index_of_step = {
         message["step"]: index for index, message in enumerate(messages) if "step" in message
     }
     at = sum(message["place"] == "prompt" for message in messages)
-    main: list[Any] = []
-    branches: list[dict[str, Any]] = []
-    open_branches: list[tuple[list[Any], dict[str, Any]]] = []
+    main: list[object] = []
+    branches: list[Branch] = []
+    open_branches: list[tuple[list[object], Branch]] = []
     """The conversation so far, and its branch, of each that a later call may continue."""
     for number, (step, numbers) in enumerate(zip(trajectory, steps, strict=False)):
         role = numbers.get("role") or "main"
@@ -320,14 +423,15 @@ def _branches(
             main = [*prompt, *completion]
             continue
         continued = (each for each in reversed(open_branches) if _num_shared(each[0], prompt))
-        seen, branch = next(continued, (main, None))
-        if branch is None:  # interleaved conversations are branches of their own
-            branches.append(branch := {"role": role, "at": at, "messages": []})
+        new: Branch = {"role": role, "at": at, "messages": []}
+        seen, branch = next(continued, (main, new))
+        if branch is new:  # interleaved conversations are branches of their own
+            branches.append(new)
         else:
             open_branches = [each for each in open_branches if each[1] is not branch]
         branch["messages"] += _messages(prompt[_num_shared(seen, prompt) :], "prompt")
         reply = _messages(completion, "completion")
-        branch["messages"] += [message | {"step": number} for message in reply]
+        branch["messages"] += [{**message, "step": number} for message in reply]
         open_branches.append(([*prompt, *completion], branch))
     return branches
 

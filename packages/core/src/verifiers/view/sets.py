@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypedDict
 
 from verifiers.errors import ConfigError, JournalError
 from verifiers.results.comparison import Measured
@@ -41,7 +42,21 @@ def sets_of(sources: Mapping[str, Source]) -> dict[str, tuple[RunSet, dict[str, 
     return dict(newest_first)
 
 
-def summary_of(set_id: str, run_set: RunSet) -> dict[str, object]:
+class SetSummary(TypedDict):
+    """A set as an entry of the list."""
+
+    id: str
+    name: str
+    set: str
+    created: str
+    runs: int
+    states: dict[str, int]
+    complete: bool
+    models: list[str]
+    environments: list[str]
+
+
+def summary_of(set_id: str, run_set: RunSet) -> SetSummary:
     """A set as an entry of the list."""
     states = [run_set.state(run) for run in run_set.runs]
     return {
@@ -96,7 +111,8 @@ def table_of(
             {"row": row, "column": column, "run": run_id, "state": run_set.state(run), **numbers}
             | {"change": changes.get(run_id or "")}
         )
-    return summary_of(set_id, run_set) | {
+    return {
+        **summary_of(set_id, run_set),
         "cells": cells,
         "before": next((key for key, pair in sets.items() if pair is baseline), None),
         "without_partner": without_partner,

@@ -58,7 +58,7 @@ def _spread(prepared: Prepared) -> tuple[Spread, float, str]:
             results = load_results(file.parent)
         except VerifiersError:  # a damaged run says nothing about the spread
             continue
-        (run,) = measured([(str(file.parent), results, None)])
+        (run,) = measured([(str(file.parent), results, {})])
         spread = Spread.of(run.values["reward"])
         if spread is not None and (best is None or len(results) > best[0]):
             largest = largest_difference(chain.from_iterable(run.values["reward"].values()))

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from verifiers.cli.common.flags import spelling
 from verifiers.cli.evaluate.exporting import check_formats
 from verifiers.cli.evaluate.models import Choice, price_list
@@ -35,6 +37,7 @@ from verifiers.runtime.terminal import escape_control
 from verifiers.runtime.values import options_of
 from verifiers.storage.configurations import fingerprint
 from verifiers.storage.directory import (
+    CONFIG_NAME,
     default_root,
     is_complete,
     read_config,
@@ -283,6 +286,16 @@ def _plan(env: Environment, settings: EvalSettings) -> Plan:
     return Plan(examples, [settings.rollouts_per_example] * len(examples))
 
 
+class _Noted(msgspec.Struct):
+    """What a run's ``config.json`` says of its model and counts."""
+
+    model: str | None = None
+    base_url: str | None = None
+    client: dict[str, object] | None = None
+    num_examples: int | None = None
+    rollouts_per_example: int | None = None
+
+
 def from_run(settings: EvalSettings, explicit: Mapping[str, object]) -> EvalSettings:
     """Settings with model and counts of the run of ``--resume``, unless ``explicit`` has them."""
     if not settings.resume:
@@ -290,15 +303,23 @@ def from_run(settings: EvalSettings, explicit: Mapping[str, object]) -> EvalSett
     stored = read_config(settings.resume)
     if stored is None:
         return settings
-    noted = {**stored.get("noted", {}), **(read_metadata(settings.resume) or {})}
-    from_file = {name: noted.get(name) for name in ("num_examples", "rollouts_per_example")}
+    try:
+        noted = msgspec.convert({**stored["config"], **stored.get("noted", {})}, _Noted)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"{settings.resume}/{CONFIG_NAME} is damaged ({error}); restore it"
+        ) from None
+    metadata = read_metadata(settings.resume) or {}
+    from_file: dict[str, Any] = {
+        "num_examples": metadata.get("num_examples", noted.num_examples),
+        "rollouts_per_example": metadata.get("rollouts_per_example", noted.rollouts_per_example),
+    }
     if "model" not in explicit:
-        base_url = stored.get("noted", {}).get("base_url")
+        model, base_url = noted.model, noted.base_url
         if base_url and "api_base_url" not in explicit:
             _check_endpoint(base_url, settings.resume)
-        model = stored["config"].get("model")
         # the local model is recorded by the name of its weights
-        is_local = "local_model" in (stored["config"].get("client") or {})
+        is_local = "local_model" in (noted.client or {})
         in_process = {"model": "local" if is_local else model}
         from_file |= {"model": model, "api_base_url": base_url} if base_url else in_process
     return dataclasses.replace(

@@ -25,10 +25,10 @@ from verifiers.cli.evaluate.summary import (
     throughput,
 )
 from verifiers.cli.evaluate.verdicts import notes_of, verdict_of
-from verifiers.clients.payload import left_to_server
 from verifiers.errors import BudgetExhausted, RunError, UsageError, VerifiersError
 from verifiers.results.loading import load_results
 from verifiers.results.outputs import GenerateOutputs
+from verifiers.results.summary import RunSummary
 from verifiers.runs.copies import hand_over
 from verifiers.runs.options import parse
 from verifiers.runs.rollout import Progress
@@ -53,7 +53,7 @@ class Runner:
         self.hints = Continuation(line, argv, runs)
         self.remaining = list(runs.prepared)
         """The runs that have not ended, the present one first."""
-        self.facts: dict[int, Mapping[str, Any]] = {}
+        self.facts: dict[int, RunSummary] = {}
         """Index of a run that has results -> its facts."""
 
     async def run(self) -> None:
@@ -180,26 +180,16 @@ class Runner:
         rates = throughput(
             progress.done - progress.resumed, progress.output_tokens, results.metadata["time"]
         )
-        summary = results.summary()
         sent = {**prepared.env.sampling_args, **prepared.settings.sampling()}
-        facts = run_facts(
-            results,
-            summary,
-            throughput=rates,
-            exported=exported,
-            left_to_server=left_to_server(sent, results.metadata["base_url"]),
-        )
+        facts = run_facts(results, throughput=rates, exported=exported, sent=sent)
         self.report.runs.append(facts)
-        # the id that was typed tells two files of a name apart
-        self.facts[self.runs.prepared.index(prepared)] = {**facts, "env_id": prepared.env_id}
+        self.facts[self.runs.prepared.index(prepared)] = facts
         if not self.command.json:
             if len(self.report.runs) > 1:
                 print(file=self.out)
             notes = notes_of(prepared, results)
             samples = not self.command.abbreviated_summary
-            print_summary(
-                results, facts, samples=samples, notes=notes, stream=self.out, summary=summary
-            )
+            print_summary(results, facts, samples=samples, notes=notes, stream=self.out)
             self.out.flush()
 
     def _show_table(self) -> None:
@@ -208,13 +198,17 @@ class Runner:
         if self.runs.is_set and not self.command.json:
             print(f"\n{self.runs.line()}", file=self.out)
         if not self.command.json and len(prepared) > 1:
-            facts = [
-                self.facts.get(index, {"env_id": run.env_id, "model": run.choice.model})
-                for index, run in enumerate(prepared)
+            facts = [self.facts.get(index) for index in range(len(prepared))]
+            labels = [
+                {
+                    **redacted(run.evaluation.combination),
+                    "env_id": run.env_id,  # as it was typed: it tells two files of a name apart
+                    "model": run.choice.model if summary is None else summary["model"],
+                }
+                for run, summary in zip(prepared, facts, strict=True)
             ]
-            varied = [redacted(run.evaluation.combination) for run in prepared]
             print(file=self.out)
-            print_table(table_rows(facts, varied, self.runs.states), self.out)
+            print_table(table_rows(facts, labels, self.runs.states), self.out)
         if self.runs.is_set and not self.runs.is_done:
             self.hints.say_how_to_repeat()
 
@@ -223,7 +217,7 @@ class Runner:
         state = INTERRUPTED if is_limit else FAILED
         self.runs.note_end(prepared, *self._report(error), state)
 
-    def _report(self, error: VerifiersError) -> tuple[int, dict[str, Any]]:
+    def _report(self, error: VerifiersError) -> tuple[int, dict[str, object]]:
         code, facts = fail(error, command="vf-eval", verbose=self.command.verbose)
         self.report.failed(code, facts)
         return code, facts

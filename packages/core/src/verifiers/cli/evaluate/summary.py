@@ -20,6 +20,8 @@ from verifiers.results.texts import dollars, duration, number, number_lines
 
 if TYPE_CHECKING:
     from verifiers.results.outputs import GenerateOutputs
+    from verifiers.results.rows import RolloutOutput
+    from verifiers.results.summary import RunSummary, Throughput
     from verifiers.types import Messages
 
 SCHEMA = 1
@@ -38,12 +40,12 @@ MAX_MESSAGES = 12
 class Report:
     """The result of the command: its runs, exit code and first error."""
 
-    runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    runs: list[RunSummary] = dataclasses.field(default_factory=list)
     exit_code: int = 0
-    error: dict[str, Any] | None = None
-    texts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    error: dict[str, object] | None = None
+    texts: dict[str, object] = dataclasses.field(default_factory=dict)
     """``config`` of ``--dump-config``, ``plan`` of ``--dry-run``, ``replay`` of ``--replay``."""
-    set: dict[str, Any] | None = None
+    set: dict[str, object] | None = None
     """The set of runs, with a state for each; None for a single run."""
 
     def failed(self, exit_code: int, error: dict[str, object]) -> None:
@@ -55,11 +57,12 @@ class Report:
         """The object of ``--json``, on one line."""
         state = {"schema": SCHEMA, "ok": self.exit_code == 0, "exit_code": self.exit_code}
         of_set = {} if self.set is None else {"set": self.set}
-        content = state | {"runs": self.runs, **of_set, **self.texts, "error": self.error}
+        runs = [run_json(run) for run in self.runs]
+        content = state | {"runs": runs, **of_set, **self.texts, "error": self.error}
         return json.dumps(content, allow_nan=False)
 
 
-def throughput(num_rollouts: int, num_tokens: int, seconds: float) -> dict[str, float | None]:
+def throughput(num_rollouts: int, num_tokens: int, seconds: float) -> Throughput:
     """Rollouts and sampled tokens per second of this call; None when it ran no rollout.
 
     >>> throughput(20, 3000, 10.0)
@@ -73,42 +76,47 @@ def throughput(num_rollouts: int, num_tokens: int, seconds: float) -> dict[str, 
 
 
 def run_facts(
-    results: GenerateOutputs, summary: Mapping[str, object] | None = None, **more: object
-) -> dict[str, object]:
-    """A run as an entry of ``runs``. ``more``: values that only the command has (``throughput``,
-    ``exported``).
-
-    Latency is in milliseconds, ``local_model`` only where it was used; ``left_to_server`` has the
-    sampling parameters that requests left to the server's defaults. ``summary``: of the results,
-    if it is known.
-    """
-    facts = {**(results.summary() if summary is None else summary), **more}
-    run = {key: facts.get(key) for key in RUN_KEYS}
-    local_model = results.metadata.get("local_model")
-    if "left_to_server" not in more:
-        run["left_to_server"] = left_to_server(run["sampling_args"] or {}, run["base_url"])
-    if local_model:
-        run |= {"local_model": local_model, "left_to_server": []}
+    results: GenerateOutputs,
+    *,
+    throughput: Throughput | None = None,
+    exported: Mapping[str, str] | None = None,
+    sent: Mapping[str, object] | None = None,
+) -> RunSummary:
+    """The numbers of a run, with what the command knows of it. ``sent``: the sampling arguments of
+    its requests, if they are others than it records."""
+    run = results.summary()
+    run["exported"] = exported
+    if throughput is not None:
+        run["throughput"] = throughput
+    if local_model := results.metadata.local_model:
+        run["local_model"], run["left_to_server"] = local_model, []
+    else:
+        sent = run["sampling_args"] or {} if sent is None else sent
+        run["left_to_server"] = left_to_server(sent, run["base_url"])
     return run
+
+
+def run_json(run: RunSummary) -> dict[str, object]:
+    """A run as an entry of ``runs`` of ``--json``; ``local_model`` only where it was used."""
+    local_model = run.get("local_model")
+    of_model = {} if local_model is None else {"local_model": local_model}
+    return {**{key: run.get(key) for key in RUN_KEYS}, **of_model}
 
 
 def print_summary(
     results: GenerateOutputs,
-    facts: Mapping[str, object],
+    facts: RunSummary,
     *,
     samples: bool,
     notes: Iterable[str],
     stream: TextIO,
-    summary: Mapping[str, object] | None = None,
 ) -> None:
-    """The numbers of a run and, with ``samples``, its best and its worst rollout; ``facts`` and
-    ``summary``: as for `run_facts`."""
+    """The numbers of a run, ``run_facts``, and, with ``samples``, its best and its worst rollout."""
     from rich.console import Console
     from rich.text import Text
 
     from verifiers.runtime.terminal import escape_control
 
-    facts = {**(results.summary() if summary is None else summary), **facts}
     console = Console(file=stream, highlight=False, markup=False, soft_wrap=True)
     console.print(Text(escape_control(f"{facts['env_id']} · {facts['model']}"), style="bold"))
     lines = [(escape_control(n), escape_control(str(v))) for n, v in _lines(facts, notes)]
@@ -123,7 +131,7 @@ def print_summary(
             console.print(Text(transcript(output)))
 
 
-def _lines(facts: Mapping[str, Any], notes: Iterable[str]) -> Iterable[tuple[str, str]]:
+def _lines(facts: RunSummary, notes: Iterable[str]) -> Iterable[tuple[str, str]]:
     """(name, value) of each line; lines without a value are left out."""
     if facts["base_url"]:
         yield "endpoint", facts["base_url"]
@@ -133,22 +141,24 @@ def _lines(facts: Mapping[str, Any], notes: Iterable[str]) -> Iterable[tuple[str
     yield "rollouts", f"{facts['num_rollouts']} ({plan}){before}"
     yield "sampling", _sampling(facts)
     yield from number_lines(facts)
-    for name, path in (facts["exported"] or {}).items():
+    for name, path in (facts.get("exported") or {}).items():
         yield "exported", f"{path} ({name})"
     for note in notes:
         yield "note", note
 
 
-def _sampling(facts: Mapping[str, Any]) -> str:
+def _sampling(facts: RunSummary) -> str:
     """The sampling arguments of every request: the run's over the local model's; what is left out
     is the server's choice.
 
     >>> _sampling({"sampling_args": {"max_tokens": 32}, "left_to_server": ["top_p", "top_k"]})
     'max_tokens 32; left to the server: top_p, top_k'
     """
-    sampling = {**(facts.get("local_model") or {}).get("sampling", {}), **facts["sampling_args"]}
+    local_model = facts.get("local_model")
+    defaults = {} if local_model is None else local_model.get("sampling", {})
+    sampling = {**defaults, **facts["sampling_args"]}
     listed = ", ".join(f"{name} {value}" for name, value in sampling.items())
-    names = ", ".join(facts.get("left_to_server") or ())
+    names = ", ".join(facts.get("left_to_server", ()))
     return "; ".join(filter(None, (listed, names and f"left to the server: {names}")))
 
 
@@ -156,32 +166,34 @@ def _sampling(facts: Mapping[str, Any]) -> str:
 
 
 def table_rows(
-    runs: Sequence[Mapping[str, Any]],
-    varied: Sequence[Mapping[str, object]],
+    runs: Sequence[RunSummary | None],
+    labels: Sequence[Mapping[str, object]],
     states: Sequence[str] | None = None,
 ) -> list[list[str]]:
     """A heading and a row for each run: what varies among them, its state, then reward, tokens,
     cost and time.
 
-    ``runs``: of `run_facts`, or only ``env_id`` and ``model`` of a run without results; ``varied``:
-    the combination of each run's ablation; ``states``: None leaves them out.
+    ``runs``: None for one without results; ``labels``: environment, model and combination of the
+    ablation of each; ``states``: None leaves them out.
     """
-    labels = [{"env_id": run["env_id"], "model": run["model"]} for run in runs]
-    values = [{**combination, **names} for combination, names in zip(varied, labels, strict=True)]
-    keys = dict.fromkeys(["env_id", "model", *itertools.chain.from_iterable(varied)])
-    differing = [key for key in keys if len({repr(value.get(key)) for value in values}) > 1]
+    keys = dict.fromkeys(["env_id", "model", *itertools.chain.from_iterable(labels)])
+    differing = [key for key in keys if len({repr(values.get(key)) for values in labels}) > 1]
     differing = differing or ["env_id"]
-    finished = [run for run in runs if "num_rollouts" in run]
+    finished = [run for run in runs if run is not None]
     begun = [states is None or state != "pending" for state in states or runs]
-    costs = [run.get("cost_usd") for run, has_begun in zip(runs, begun, strict=True) if has_begun]
+    costs = [
+        None if run is None else run["cost_usd"]
+        for run, has_begun in zip(runs, begun, strict=True)
+        if has_begun
+    ]
     has_cost = any(cost is not None for cost in costs)
     numbers = ["rollouts", "errors", "tokens", *(["cost"] if has_cost else []), "time"]
     state_name = [] if states is None else ["state"]
     rows = [[*differing, *state_name, "reward ± standard error", *numbers]]
-    for index, (run, value) in enumerate(zip(runs, values, strict=True)):
-        labels_of_run = [_cell(value.get(key)) for key in differing]
+    for index, (run, values) in enumerate(zip(runs, labels, strict=True)):
+        labels_of_run = [_cell(values.get(key)) for key in differing]
         labels_of_run += [] if states is None else [states[index]]
-        if "num_rollouts" not in run:
+        if run is None:
             rows.append([*labels_of_run, *[""] * (1 + len(numbers))])
             continue
         stderr = f" ± {run['reward_stderr']:.3f}" if run["reward_stderr"] is not None else ""
@@ -192,11 +204,11 @@ def table_rows(
             f"{tokens:,}" if tokens else "not reported",
         ]
         cost = [_cost(run["cost_usd"])] if has_cost else []
-        row = [number(run["avg_reward"]) + stderr, *counts, *cost, duration(run["seconds"])]
+        row = [number(run["avg_reward"]) + stderr, *counts, *cost, duration(run["seconds"] or 0.0)]
         rows.append([*labels_of_run, *row])
     if has_cost:
         total = None if None in costs else math.fsum(cost for cost in costs if cost is not None)
-        seconds = math.fsum(run["seconds"] for run in finished)
+        seconds = math.fsum(run["seconds"] or 0.0 for run in finished)
         blanks = [""] * (len(differing) + len(state_name) + 3)
         rows.append(["total", *blanks, _cost(total), duration(seconds)])
     return rows
@@ -227,7 +239,7 @@ def print_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
 # --- samples --------------------------------------------------------------------------------------
 
 
-def _samples(results: GenerateOutputs) -> list[tuple[str, Any]]:
+def _samples(results: GenerateOutputs) -> list[tuple[str, RolloutOutput]]:
     """The rollouts of the highest and the lowest reward; without a known reward the first."""
     # of a large run they are read from its index: no list of them
     measured = results.measurements()
