@@ -109,7 +109,7 @@ def rollout_text(rollout: Page) -> Text:
         text.append(f"\nanswer {_plain(rollout['answer'])}", "dim")
     turn = 0
     for message in rollout["messages"]:
-        sampled = message["place"] == "completion" and message["role"] == "assistant"
+        sampled = message["section"] == "completion" and message["role"] == "assistant"
         turn += sampled
         title = f"\n\n── {escape_control(message['role'])}{f' · turn {turn}' if sampled else ''} "
         style = ROLE_STYLES.get(message["role"], "bold")

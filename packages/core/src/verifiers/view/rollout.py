@@ -64,10 +64,10 @@ class Call(TypedDict):
 
 
 class PageMessage(TypedDict):
-    """A message; ``place``: of the prompt or of the completion."""
+    """A message; ``section``: "prompt" or "completion"."""
 
     role: str
-    place: str
+    section: str
     parts: list[Part]
     reasoning: NotRequired[str]
     calls: NotRequired[list[Call]]
@@ -198,7 +198,7 @@ def page(row: RolloutOutput, weights: Mapping[str, float], pieces: Pieces | None
 
 
 def _num_turns(messages: Sequence[PageMessage]) -> int:
-    ends = [m for m in messages if (m["place"], m["role"]) == ("completion", "assistant")]
+    ends = [m for m in messages if (m["section"], m["role"]) == ("completion", "assistant")]
     return len(ends)
 
 
@@ -258,7 +258,7 @@ def _messages(messages: Sequence[object] | str | None, section: str) -> list[Pag
     if isinstance(messages, str):
         role = "assistant" if section == "completion" else "text"
         if messages:
-            return [{"role": role, "place": section, "parts": [{"type": "text", "text": messages}]}]
+            return [{"role": role, "section": section, "parts": [{"type": "text", "text": messages}]}]
         return []
     return [_message(message, section) for message in messages or []]
 
@@ -269,7 +269,7 @@ def _message(message: object, section: str) -> PageMessage:
         parts = [] if parts in (None, "") else [parts]
     content: PageMessage = {
         "role": str(field(message, "role") or "?"),
-        "place": section,
+        "section": section,
         "parts": list(map(_part, parts)),
     }
     blocks = field(message, "thinking_blocks")
@@ -386,7 +386,7 @@ def _elapsed(before: object, now: object) -> float | None:
 def _assign(messages: list[PageMessage], steps: list[Step], numbers: list[int]) -> None:
     """Set the turn's index on each sampled message, of the turns ``numbers``; a turn whose message
     was changed later matches none."""
-    sampled = [m for m in messages if m["place"] == "completion" and m["role"] == "assistant"]
+    sampled = [m for m in messages if m["section"] == "completion" and m["role"] == "assistant"]
     if len(sampled) == len(numbers):
         for number, message in zip(numbers, sampled, strict=True):
             message["step"] = number
@@ -406,7 +406,7 @@ def _branches(
     index_of_step = {
         message["step"]: index for index, message in enumerate(messages) if "step" in message
     }
-    at = sum(message["place"] == "prompt" for message in messages)
+    at = sum(message["section"] == "prompt" for message in messages)
     main: list[object] = []
     branches: list[Branch] = []
     open_branches: list[tuple[list[object], Branch]] = []

@@ -182,6 +182,6 @@ export async function pairPage(main, { parts, query }) {
 
 // What a rollout's model wrote, with its tool calls.
 function written(rollout) {
-  const said = rollout.messages.filter((message) => message.place === "completion" && message.role === "assistant");
+  const said = rollout.messages.filter((message) => message.section === "completion" && message.role === "assistant");
   return said.map((message) => [message.reasoning, ...message.parts.filter((part) => part.type === "text").map((part) => part.text), ...(message.calls || []).map((call) => `${call.name}(${typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments)})`)].filter(Boolean).join("\n")).join("\n\n");
 }

@@ -13,11 +13,11 @@ const THINK = /^\s*<think>([\s\S]*?)<\/think>\s*/;
 export function transcript(rollout, { mark = "" } = {}) {
   const messages = rollout.messages;
   const branches = rollout.branches || [];
-  const split = messages.findIndex((message) => message.place === "completion");
+  const split = messages.findIndex((message) => message.section === "completion");
   const blocks = [];
   let turn = 0;
   messages.forEach((message, i) => {
-    const sampled = message.place === "completion" && message.role === "assistant";
+    const sampled = message.section === "completion" && message.role === "assistant";
     if (sampled) turn += 1;
     if (i === split && split > 0) blocks.push(h("div", { class: "divider" }, h("span", null, "rollout begins")));
     blocks.push(...branches.filter((one) => one.at === i).map((one) => branch(one, rollout, mark)));
@@ -74,7 +74,7 @@ function block(message, { turn, step, mark }) {
   const known = ["system", "user", "assistant", "tool", "text"].includes(message.role);
   const write = message.role === "tool" ? words : prose;
   const written = message.parts.filter((part) => part.type === "text").map((part) => part.text).join("\n");
-  return h("article", { class: `message ${known ? message.role : "other"}${message.place === "prompt" ? " given" : ""}`, "data-turn": turn || null, tabindex: turn ? "-1" : null },
+  return h("article", { class: `message ${known ? message.role : "other"}${message.section === "prompt" ? " given" : ""}`, "data-turn": turn || null, tabindex: turn ? "-1" : null },
     h("header", null, h("span", { class: "role" }, visible(message.name ? `${message.role} · ${message.name}` : message.role)),
       facts.length ? h("span", { class: "facts" }, visible(facts.join(" · "))) : null,
       written || thought ? copyButton(() => written || thought) : null),
@@ -143,7 +143,7 @@ function bounded(text, box, draw) {
 
 // The turns of a rollout with their rewards; a click goes to the turn.
 export function outline(rollout) {
-  const turns = rollout.messages.filter((message) => message.place === "completion" && message.role === "assistant");
+  const turns = rollout.messages.filter((message) => message.section === "completion" && message.role === "assistant");
   if (turns.length < 2) return null;
   const open = (turn) => {
     const article = document.querySelector(`[data-turn="${turn}"]`);
