@@ -261,8 +261,8 @@ class GenerateOutputs(ResultColumns):
         (1.0, 8, 'better', 0.0078)
         """
         unknown: dict[str, object] = {}
-        named = [(f"run {n}", results, unknown) for n, results in enumerate((self, *runs), 1)]
-        return compare_runs(measured(named), metrics, detect=detect, anyway=anyway)
+        runs_named = [(f"run {n}", results, unknown) for n, results in enumerate((self, *runs), 1)]
+        return compare_runs(measured(runs_named), metrics, detect=detect, anyway=anyway)
 
     def agreement(
         self, labels: str, metric: str = "reward", threshold: float = THRESHOLD
