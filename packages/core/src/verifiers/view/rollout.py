@@ -258,7 +258,9 @@ def _messages(messages: Sequence[object] | str | None, section: str) -> list[Pag
     if isinstance(messages, str):
         role = "assistant" if section == "completion" else "text"
         if messages:
-            return [{"role": role, "section": section, "parts": [{"type": "text", "text": messages}]}]
+            return [
+                {"role": role, "section": section, "parts": [{"type": "text", "text": messages}]}
+            ]
         return []
     return [_message(message, section) for message in messages or []]
 

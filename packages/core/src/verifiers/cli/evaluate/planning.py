@@ -291,7 +291,7 @@ class _Noted(msgspec.Struct):
 
     model: str | None = None
     base_url: str | None = None
-    client: dict[str, object] | None = None
+    client: object = None
     num_examples: int | None = None
     rollouts_per_example: int | None = None
 
@@ -319,7 +319,7 @@ def from_run(settings: EvalSettings, explicit: Mapping[str, object]) -> EvalSett
         if base_url and "api_base_url" not in explicit:
             _check_endpoint(base_url, settings.resume)
         # the local model is recorded by the name of its weights
-        is_local = "local_model" in (noted.client or {})
+        is_local = isinstance(noted.client, Mapping) and "local_model" in noted.client
         in_process = {"model": "local" if is_local else model}
         from_file |= {"model": model, "api_base_url": base_url} if base_url else in_process
     return dataclasses.replace(
