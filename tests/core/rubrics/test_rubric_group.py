@@ -124,6 +124,22 @@ def test_two_children_with_advantages_are_refused_and_one_is_used():
         RubricGroup([OwnAdvantages(), OwnAdvantages()])
 
 
+@pytest.mark.parametrize("count", [1, 2])
+async def test_an_advantage_method_that_raises_is_the_error_of_each_rollout_and_the_rewards_stay(
+    count,
+):
+    class Failing(Rubric):
+        @mark.advantage
+        def own(self, states):
+            raise ValueError("no baseline")
+
+    states = [state_of() for _ in range(count)]
+    await Failing([exact]).score_group(states)
+    assert [state["reward"] for state in states] == [1.0] * count
+    assert all("no baseline" in str(state["error"]) for state in states)
+    assert all(math.isnan(state["advantage"]) for state in states)
+
+
 async def test_group_functions_and_cleanup_of_children_take_part():
     tidied = []
     ranked = Rubric([lambda completions: [float(i) for i in range(len(completions))]])
