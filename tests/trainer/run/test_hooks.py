@@ -437,9 +437,14 @@ def test_the_policy_answers_texts_messages_and_rows_and_as_an_openai_client(tmp_
 
     with small_trainer(tmp_path) as trainer:
         completions = trainer.generate(
-            ["ab", [{"role": "user", "content": "cd"}], {"prompt": "ef"}]
+            [
+                *("ab", [{"role": "user", "content": "cd"}], {"prompt": "ef"}, {"question": "gh"}),
+                trainer.env.dataset[0],
+            ]
         )
-        assert [completion[0]["role"] for completion in completions] == ["assistant"] * 3
+        assert [completion[0]["role"] for completion in completions] == ["assistant"] * 5
+        with pytest.raises(DatasetError, match="neither 'prompt' nor 'question'"):
+            trainer.generate([{"text": "ij"}])
         assert all(len(trainer.client.turns_of(completion)) == 1 for completion in completions)
         answer = trainer.client.chat.completions.create(
             model=trainer.model.name_or_path or trainer.engine.served_model,

@@ -156,12 +156,14 @@ def parts(run: TrainingRun) -> list[dict[str, list[Any]]]:
 
 
 def complete(client: PolicyClient, env: Environment, prompts: Sequence[object]) -> list[Any]:
-    """A completion for each prompt by the present policy: a list of one message, or text where
-    prompts are text."""
+    """A completion for each prompt, which may be a row of a dataset, by the present policy: a list
+    of one message, or text where prompts are text. *Raises* ``DatasetError`` for a row without a
+    prompt."""
 
     async def sample(prompt: object) -> Any:
-        prompt = prompt["prompt"] if isinstance(prompt, Mapping) else prompt
-        if isinstance(prompt, str) and env.message_type == "chat":
+        if isinstance(prompt, Mapping):
+            prompt = format_row(prompt, env.row_format)["prompt"]
+        elif isinstance(prompt, str) and env.message_type == "chat":
             prompt = format_row(
                 {"question": prompt}, replace(env.row_format, question_key="question")
             )["prompt"]
