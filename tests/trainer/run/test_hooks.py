@@ -436,12 +436,8 @@ def test_the_policy_answers_texts_messages_and_rows_and_as_an_openai_client(tmp_
     import openai
 
     with small_trainer(tmp_path) as trainer:
-        completions = trainer.generate(
-            [
-                *("ab", [{"role": "user", "content": "cd"}], {"prompt": "ef"}, {"question": "gh"}),
-                trainer.env.dataset[0],
-            ]
-        )
+        rows = [{"prompt": "ef"}, {"question": "gh"}, trainer.env.dataset[0]]
+        completions = trainer.generate(["ab", [{"role": "user", "content": "cd"}], *rows])
         assert [completion[0]["role"] for completion in completions] == ["assistant"] * 5
         with pytest.raises(DatasetError, match="neither 'prompt' nor 'question'"):
             trainer.generate([{"text": "ij"}])
