@@ -353,11 +353,20 @@ def test_errors_above_the_allowed_share_are_exit_3_and_below_it_0(vf_eval):
             assert "1 × ModelRefused" in ran.out
 
 
-def test_headers_from_the_state_need_an_endpoint_that_takes_headers(refused):
-    words = ["--header-from-state", "X-Task=task"]
-    assert "-m local runs in this process; leave out --header-from-state" in refused(
-        "toy", "-m", "local", *words
-    )
+@pytest.mark.parametrize("model", ["local", "builtin:tiny", "./model"])
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--header-from-state", "X-Task=task"),
+        ("--header", "X-Task: a"),
+        ("-k", "MY_KEY"),
+        ("--client", "messages"),
+    ],
+)
+def test_what_an_endpoint_is_told_needs_an_endpoint(refused, eval_folder, model, flag, value):
+    (eval_folder / "model").mkdir()
+    message = f"-m {model} runs in this process; leave out {flag}, or name a server with -b"
+    assert message in refused("toy", "-m", model, flag, value)
 
 
 # --- the disk -------------------------------------------------------------------------------------

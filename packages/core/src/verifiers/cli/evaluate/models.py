@@ -68,13 +68,14 @@ def choose(settings: EvalSettings) -> Choice:
     model = settings.model
     # with -b, -m names a model of the server: vf-serve local has one of that name
     if model is not None and is_local(model) and settings.api_base_url is None:
-        _refuse_beside_local(settings)
+        _refuse_endpoint_settings(settings)
         return _local(model, None)
     if model is not None:
         registry = _registry(settings)
         if group := registry.get(model):
             return _from_registry(group, settings)
         if settings.api_base_url is None and (is_builtin(model) or is_folder(model)):
+            _refuse_endpoint_settings(settings)
             return _in_process(model)
         near = _near_alias(model, registry)
         return Choice(_client(settings, model), model, near or _price_note(settings, model))
@@ -123,14 +124,19 @@ def _in_process(model: str) -> Choice:
     return Choice(client, client.model, f"model: {client.model}, on the embedded engine")
 
 
-def _refuse_beside_local(settings: EvalSettings) -> None:
-    if settings.api_key_var:
+def _refuse_endpoint_settings(settings: EvalSettings) -> None:
+    """*Raises* ``ConfigError`` for what says how an endpoint is asked, beside a model of this
+    process."""
+    values = {
+        "-k": settings.api_key_var,
+        "--client": settings.api_client_type,
+        "--header": settings.header,
+        "--header-from-state": settings.header_from_state,
+    }
+    if flags := [flag for flag, value in values.items() if value]:
         raise ConfigError(
-            f"-m {settings.model} runs in this process; leave out -k, or name a server with -b"
-        )
-    if settings.header_from_state:
-        raise ConfigError(
-            f"-m {settings.model} runs in this process; leave out --header-from-state"
+            f"-m {settings.model} runs in this process; leave out {' and '.join(flags)}, or name a"
+            " server with -b"
         )
 
 
