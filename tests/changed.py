@@ -1,10 +1,11 @@
 """The test files that a change touches: ``python3 run.py test --changed [COMMIT]``.
 
 A changed Python file touches the tests that import it, inside functions and by ``vf.NAME`` too, and,
-where it is no test itself, those of its distribution in the folder that has its folder's name; a
-``conftest.py`` touches those beneath it. A test imports a module too when it has its dotted name,
-its command (``vf-eval``) or its environment (``reverse-text``) as a string, since processes are
-started by these; what tests share is followed on to the tests. What reaches it through other modules
+where it is no test itself, those of its distribution in the folder that has its folder's name: the
+ones with its own name, all if there are none. A ``conftest.py`` touches those beneath it. A test
+imports a module too when it has its dotted name, its command (``vf-eval``) or its environment
+(``reverse-text``) as a string, since processes are started by these; what tests share is followed on
+to the tests. What reaches it through other modules
 alone is left to CI: followed to the end, nearly every module is reached by every test. Any other
 file of a package or of ``tests`` touches what stands beside it; the changelog touches nothing; a
 page touches the tests of the docs, which run the blocks of that page alone; a regular expression is
@@ -184,17 +185,7 @@ def tests_of(
         if path.name == "conftest.py":
             chosen |= {test for test in every if path.parent in test.parents}
         elif path not in every and not (TESTS in path.parents and importers.get(modules[path])):
-            candidates = {test for test in every if may_test(test, path)}
-            chosen |= next(
-                filter(
-                    None,
-                    (
-                        {test for test in candidates if test.parent.name == up.name}
-                        for up in path.parents
-                    ),
-                ),
-                set(),
-            )
+            chosen |= mirrors(path, every)
     for path in set(changed) - set(python):
         if path in CHANGELOG or CHANGELOG & set(path.parents):
             continue  # no test reads it
@@ -234,6 +225,23 @@ def tests_of(
     if not any(path.suffix == ".py" and has_pattern(path) for path in changed):
         rules.discard(PATTERNS)
     return chosen | rules
+
+
+def mirrors(source: Path, every: set[Path]) -> set[Path]:
+    """The tests that mirror a source: of the nearest folder that has its folder's name, those with
+    the name of the module, or of a package between; all of the folder if there are none."""
+    names = [source.stem]
+    for up in source.parents:
+        folder = {test for test in every if test.parent.name == up.name and may_test(test, source)}
+        # a folder for all distributions may have this name too
+        of_distribution = {
+            test for test in folder if first_below(TESTS, test) == first_below(PACKAGES, source)
+        }
+        if folder := of_distribution or folder:
+            named = re.compile(rf"test_({'|'.join(map(re.escape, names))})(_|$)")
+            return {test for test in folder if named.match(test.stem)} or folder
+        names.append(up.name)
+    return set()
 
 
 def may_test(test: Path, source: Path) -> bool:

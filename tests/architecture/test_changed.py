@@ -7,6 +7,7 @@ import pytest
 import changed
 
 AGENTS = Path("packages/agents/src/verifiers_agents")
+INTEGRATIONS = Path("packages/integrations/src/verifiers_integrations")
 CORE, TRAINER = Path("packages/core/src/verifiers"), Path("packages/trainer/src/verifiers_trainer")
 
 
@@ -45,7 +46,7 @@ def chosen(graph):
         ),
         # by the folder of the same name, not through other modules; by a command that a test starts
         (
-            TRAINER / "algorithm/losses.py",
+            TRAINER / "algorithm/group.py",
             "tests/trainer/algorithm/test_credit.py",
             "tests/trainer/run/test_trainer.py",
         ),
@@ -58,6 +59,22 @@ def chosen(graph):
             CORE / "sandbox/guest/zygote.py",
             "tests/core/sandbox/test_sandbox.py",
             "tests/view/test_tui.py",
+        ),
+        # by its own name in that folder, or by that of its package; without either by the folder
+        (
+            TRAINER / "policy/teacher.py",
+            "tests/trainer/policy/test_teacher.py",
+            "tests/trainer/policy/test_zoo.py",
+        ),
+        (
+            INTEGRATIONS / "tinker/client.py",
+            "tests/integrations/test_tinker.py",
+            "tests/integrations/test_verl.py",
+        ),
+        (
+            TRAINER / "run/reward_monitor.py",
+            "tests/trainer/run/test_reward_watch.py",
+            "tests/trainer/policy/test_zoo.py",
         ),
         # no module of Python
         (
@@ -99,10 +116,11 @@ def test_the_changelog_touches_nothing_but_the_architecture(chosen, name):
 @pytest.mark.parametrize(
     ("changed_file", "untouched"),
     [
-        # another test of its folder; the trainer's folder of the same name; environments, which
-        # are tested in folders called "tests"
+        # another test of its folder; the trainer's folder of the same name, and core's;
+        # environments, which are tested in folders called "tests"
         ("tests/trainer/run/test_own_loop.py", "tests/trainer/run/test_signals.py"),
         (f"{CORE}/cli/scaffold.py", "tests/trainer/cli/test_cli_train.py"),
+        (f"{TRAINER}/cli/capacity.py", "tests/cli/test_vf_eval.py"),
         ("tests/support/zoo.py", "packages/envs/wordle/tests/test_wordle.py"),
         ("packages/trainer/README.md", "tests/trainer/run/test_signals.py"),
         # rules of the architecture that it cannot break
