@@ -62,6 +62,9 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def findings(path: Path, patterns: dict[str, str]) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    if not any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns):
+        return []  # without its words, whose tokens take three times as long
     return [
         f"{path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path}:{line}:"
         f" {match[0]!r}; write: {instead}"

@@ -130,7 +130,11 @@ model = "builtin:tiny"
 id = "toy"
 [trainer.args]
 run_name = "test"
-"""
+batch_size = 4
+rollouts_per_example = 2
+micro_batch_size = 4
+max_tokens = 4
+"""  # small, as a dry run trains a step
 CHANGES = {
     "env": ('id = "toy"', 'id = "hostile"'),
     "loss": ("run_name", 'loss = "hostile:loss"\nrun_name'),
