@@ -7,6 +7,7 @@ import importlib
 import multiprocessing
 import os
 import sys
+import time
 from contextlib import nullcontext
 from multiprocessing import forkserver
 from pathlib import Path
@@ -91,6 +92,17 @@ class ForkedScript:
 
     def send_signal(self, number: int) -> None:
         os.kill(self._process.pid, number)
+
+    def first_line(self, start: str, timeout: float = 60.0) -> str:
+        """The first whole line that begins so, as soon as it is there."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline and self.returncode is None:
+            text = self._said.read_text() if self._said.exists() else ""
+            for line in text.splitlines(keepends=True):
+                if line.startswith(start) and line.endswith("\n"):
+                    return line
+            time.sleep(0.02)
+        raise AssertionError(f"no line begins with {start!r} (exit code {self.returncode}): {text}")
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         """What it said, after its end."""

@@ -12,6 +12,7 @@ import urllib.request
 import pytest
 
 from support.tinker_client import TinkerSession, weighted
+from support.training_child import ForkedScript
 from verifiers.errors import ConfigError
 from verifiers_trainer.cli.serve import COMMAND
 from verifiers_trainer.policy import builtin_models
@@ -119,23 +120,26 @@ def test_a_refusal_is_one_sentence(arguments, message, tmp_path, monkeypatch, ca
     assert "sk-of-this-test" not in printed
 
 
+SERVE = """
+import sys
+from verifiers_trainer.cli.serve import COMMAND
+sys.exit(COMMAND.run(sys.argv[2:]))
+"""
+
+
 def test_the_protocol_of_tinker_is_served_until_sigterm(tmp_path):
+    """In a fork by child_context; the other server is started as users start it."""
     run = tmp_path / "run"
     words = ["builtin:tiny", "--tinker", str(run), "--port", "0", "--name", "mine", "--json"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "verifiers_trainer.cli.serve", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = ForkedScript(SERVE, tmp_path, *words)
     try:
-        facts = json.loads(process.stdout.readline())
+        facts = json.loads(process.first_line("{"))
         session = TinkerSession(facts["url"])
         model = session.create("mine")
         session.result(session.train(model, weighted([5, 6, 7])))
         session.result(session.step(model))
         process.send_signal(signal.SIGTERM)
-        _, notes = process.communicate(timeout=30)
+        notes, _ = process.communicate(timeout=30)
     finally:
         process.kill()
     assert process.returncode == 0, notes
