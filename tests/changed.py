@@ -5,14 +5,16 @@ where it is no test itself, those of its distribution in the folder that has its
 ones with its own name, all if there are none. A ``conftest.py`` touches those beneath it. A test
 imports a module too when it has its dotted name, its command (``vf-eval``) or its environment
 (``reverse-text``) as a string, since processes are started by these; what tests share is followed on
-to the tests. What reaches it through other modules
-alone is left to CI: followed to the end, nearly every module is reached by every test. Any other
-file of a package or of ``tests`` touches what stands beside it; the changelog touches nothing; a
-page touches the tests of the docs, which run the blocks of that page alone; a regular expression is
-tried in the file that changed alone; a stub touches the tests of types; data of a whole
-distribution, and a folder at the top such as ``benchmarks``, touch what names their folder; any
-other file at the top touches everything. The selection is for the time before a commit: what is imported by a computed
-name escapes it, and CI runs everything.
+to the tests. What reaches it through other modules alone is left to CI: followed to the end, nearly
+every module is reached by every test.
+
+Any other file of a package or of ``tests`` touches what stands beside it; the changelog touches
+nothing; a page touches the tests of the docs, which run the blocks of that page alone; a regular
+expression is tried in the file that changed alone; a stub touches the tests of types; data of a whole
+distribution, and a folder at the top such as ``benchmarks``, touch what names their folder; settings
+of linters touch what reads ``pyproject.toml``; any other file at the top touches everything. The
+selection is for the time before a commit: what is imported by a computed name escapes it, and CI runs
+everything.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ import functools
 import re
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BASES = (
@@ -41,6 +45,10 @@ OF_TOOLS = {"test_benchmarks", "test_changed", "test_forks", "test_mutation"}
 """Tests of what imports or starts the product for a developer; other tests of the architecture read
 every source."""
 CHANGELOG = {ROOT / "CHANGELOG.md", ROOT / "changes"}
+PROJECT = ROOT / "pyproject.toml"
+OF_LINTERS = ("importlinter", "mypy", "ruff", "towncrier")
+"""Its tables that linters read, and the rules of the architecture, which are tested for every
+change."""
 WORDS = re.compile(r"[\w.-]+")
 
 
@@ -315,18 +323,41 @@ def words_of(chosen: set[Path], whole: set[Path], changed: Iterable[Path]) -> li
     ]
 
 
-def changed_files(commit: str) -> Iterator[Path]:
+def changed_files(commit: str) -> set[Path]:
     """The files that differ from ``commit``, those not yet added included."""
-    for command in (
-        ["diff", "--name-only", commit, "--"],
-        ["ls-files", "--others", "--exclude-standard"],
-    ):
-        ran = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
-        if ran.returncode:
-            raise SystemExit(
-                f"--changed: git knows no commit {commit!r} here: {ran.stderr.strip()}"
-            )
-        yield from (ROOT / name for name in ran.stdout.splitlines())
+    names = git(commit, "diff", "--name-only", commit, "--")
+    names += git(commit, "ls-files", "--others", "--exclude-standard")
+    return {ROOT / name for name in names.splitlines()}
+
+
+def git(commit: str, *words: str) -> str:
+    """What git prints. *Raises* SystemExit if it does not know the commit."""
+    ran = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    if ran.returncode:
+        raise SystemExit(f"--changed: git knows no commit {commit!r} here: {ran.stderr.strip()}")
+    return ran.stdout
+
+
+def differs_for_linters_alone(commit: str) -> bool:
+    """Whether ``pyproject.toml`` has only settings of linters that it had not in ``commit``."""
+    before = git(commit, "show", f"{commit}:{PROJECT.name}")
+    return settings_of_tests(before) == settings_of_tests(PROJECT.read_text(encoding="utf-8"))
+
+
+def readers_of_project(files: dict[str, Path]) -> set[Path]:
+    """The tests that read the ``pyproject.toml`` of the repository, such as those that run a linter
+    with its settings."""
+    read = re.compile(r'(REPOSITORY|ROOT) / "pyproject\.toml"')
+    tests = {path for path in files.values() if path.name.startswith("test_")}
+    return {test for test in tests if read.search(test.read_text(encoding="utf-8"))}
+
+
+def settings_of_tests(text: str) -> dict[str, Any]:
+    """A ``pyproject.toml`` without the tables that linters alone read."""
+    settings = tomllib.loads(text)
+    tools = settings.get("tool", {})
+    settings["tool"] = {name: table for name, table in tools.items() if name not in OF_LINTERS}
+    return settings
 
 
 def main() -> int:
@@ -334,15 +365,20 @@ def main() -> int:
     last one."""
     words = sys.argv[1:]
     commit = words.pop(0) if words and not words[0].startswith("-") else "HEAD"
-    changed = set(changed_files(commit))
+    changed = changed_files(commit)
     if not changed:
         print(f"nothing differs from {commit}")
         return 0
+    number = len(changed)
     files = files_by_module()
     importers = importers_of(files)
-    chosen = tests_of(changed, files, importers)
+    chosen: set[Path] = set()
+    if PROJECT in changed and differs_for_linters_alone(commit):
+        changed.remove(PROJECT)
+        chosen = readers_of_project(files)
+    chosen |= tests_of(changed, files, importers)
     tests = words_of(chosen, wholly(changed, files, importers), changed)
-    print(f"{len(changed)} changed files touch {len(chosen)} test files")
+    print(f"{number} changed files touch {len(chosen)} test files")
     pytest = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-m", "not slow and not gpu"]
     return subprocess.call([*pytest, *words, *tests], cwd=ROOT)
 

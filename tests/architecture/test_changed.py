@@ -198,4 +198,25 @@ def test_every_module_has_tests(graph):
 
 def test_an_unknown_commit_is_one_sentence():
     with pytest.raises(SystemExit, match="git knows no commit 'no-such'"):
-        list(changed.changed_files("no-such"))
+        changed.changed_files("no-such")
+
+
+def test_settings_of_linters_touch_what_reads_their_file(graph):
+    readers = changed.readers_of_project(graph[0])
+    assert changed.TESTS / "cli/test_vf_init.py" in readers  # runs ruff with them
+    assert len(readers) < 10
+
+
+def test_settings_of_linters_are_told_from_those_of_tests():
+    project = (changed.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    of_tests = changed.settings_of_tests(project)
+    stricter = project.replace("check_untyped_defs = true", "check_untyped_defs = false")
+    longer = project.replace("max-line-length = 120", "max-line-length = 121")
+    assert project not in (stricter, longer)
+    for other in (stricter, longer, project + "# a comment\n"):
+        assert changed.settings_of_tests(other) == of_tests
+    # negative control: what is installed, and how pytest runs
+    for line, instead in (('"ruff>=0.14"', '"ruff>=0.15"'), ('asyncio_mode = "auto"', "")):
+        other = project.replace(line, instead)
+        assert other != project
+        assert changed.settings_of_tests(other) != of_tests

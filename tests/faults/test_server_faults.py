@@ -319,21 +319,26 @@ def test_read_naively_the_same_answers_raise_or_pass_for_tokens(body):
         assert not all(possible) or not all(0 <= token < 2**31 for token in ids)
 
 
+NO_IDS = "prompt_token_ids is absent (does the server know return_token_ids?)"
+
+
 @pytest.mark.parametrize(
-    ("choice", "reason"),
+    ("num_workers", "choice", "reason"),
     [
-        (MESSAGE, "prompt_token_ids is absent (does the server know return_token_ids?)"),
-        (NO_COMPLETIONS["no logprobs"][0], "0 log-probabilities for 2 tokens"),
-        (NO_COMPLETIONS["lengths differ"][0], "1 log-probabilities for 2 tokens"),
-        (NO_COMPLETIONS["NaN logprob"][0], "a log-probability is not finite"),
-        (NO_COMPLETIONS["token id -1"][0], "-1 is no token id (0 to 2147483647)"),
-        (NO_COMPLETIONS["logprob 3"][0], "a log-probability is 3, not between -9999 and 0"),
+        (0, MESSAGE, NO_IDS),
+        (0, NO_COMPLETIONS["no logprobs"][0], "0 log-probabilities for 2 tokens"),
+        (0, NO_COMPLETIONS["lengths differ"][0], "1 log-probabilities for 2 tokens"),
+        (0, NO_COMPLETIONS["NaN logprob"][0], "a log-probability is not finite"),
+        (0, NO_COMPLETIONS["token id -1"][0], "-1 is no token id (0 to 2147483647)"),
+        (0, NO_COMPLETIONS["logprob 3"][0], "a log-probability is 3, not between -9999 and 0"),
+        # a worker hands on the sentence, whatever it says
+        (1, MESSAGE, NO_IDS),
+        (1, NO_COMPLETIONS["lengths differ"][0], "1 log-probabilities for 2 tokens"),
     ],
-    ids=["none", "none with ids", "too few", "NaN", "id", "positive"],
+    ids=["none", "none with ids", "too few", "NaN", "id", "positive", "worker-none", "worker-few"],
 )
-@pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_evaluation_that_asks_for_log_probabilities_says_how_many_turns_lack_them(
-    choice, reason, num_workers, caplog
+    num_workers, choice, reason, caplog
 ):
     bodies = [
         json.dumps({"id": "1", "choices": [choice_sent]}) for choice_sent in (choice, WITH_LOGPROBS)

@@ -1,6 +1,7 @@
 """A loop in the trainer's verbs is ``train``, bit for bit; what it accumulates is one step, and what
 it saves is all that it goes on from."""
 
+import functools
 import json
 
 import numpy as np
@@ -21,20 +22,33 @@ KINDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(hash of the weights, metrics) of ``train`` with the settings of a kind, once for all tests."""
+
+    @functools.cache
+    def run_of(kind):
+        folder = tmp_path_factory.mktemp("train")
+        trainer = small_trainer(folder, **RUN | KINDS[kind])
+        trainer.train()
+        return weights_hash(trainer.model), untimed(folder)
+
+    return run_of
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loop_of_ones_own_is_train(tmp_path, kind):
+def test_a_loop_of_ones_own_is_train(tmp_path, trained, kind):
     settings = RUN | KINDS[kind]
-    trained = small_trainer(tmp_path / "train", **settings)
-    trained.train()
+    weights, metrics = trained(kind)
     with small_trainer(tmp_path / "own", **settings) as own:
         own_loop(own, 4)
-    assert weights_hash(own.model) == weights_hash(trained.model)
-    assert untimed(tmp_path / "own") == untimed(tmp_path / "train")
+    assert weights_hash(own.model) == weights
+    assert untimed(tmp_path / "own") == metrics
     assert not own.is_open
     # negative control: without clipping the run is another
     with small_trainer(tmp_path / "other", **settings | {"max_grad_norm": 0.0}) as other:
         own_loop(other, 4)
-    assert weights_hash(other.model) != weights_hash(trained.model)
+    assert weights_hash(other.model) != weights
 
 
 def test_gradients_of_several_parts_are_those_of_their_batch(tmp_path):
@@ -68,24 +82,23 @@ def test_forward_backward_tells_loss_metrics_and_log_probabilities(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["all weights", "generation one step ahead", "lora"])
-def test_a_saved_state_is_all_that_a_run_goes_on_from(tmp_path, kind):
+def test_a_saved_state_is_all_that_a_run_goes_on_from(tmp_path, trained, kind):
     settings, state = RUN | KINDS[kind], tmp_path / "states" / "two"
-    trained = small_trainer(tmp_path / "train", **settings)
-    trained.train()
+    weights, metrics = trained(kind)
     with small_trainer(tmp_path / "own", **settings) as own:
         own_loop(own, 2)
         own.save_state(state)
         own_loop(own, 3)
-        assert weights_hash(own.model) != weights_hash(trained.model)
+        assert weights_hash(own.model) != weights
         own.load_state(state)  # in the middle, which drops what was trained since
         assert own.policy_version == 2
         own_loop(own, 4)
-    assert weights_hash(own.model) == weights_hash(trained.model)
-    assert untimed(tmp_path / "own") == untimed(tmp_path / "train")
+    assert weights_hash(own.model) == weights
+    assert untimed(tmp_path / "own") == metrics
     # the format is that of a checkpoint: either goes on from what the other wrote
     resumed = small_trainer(tmp_path / "resumed", **settings)
     resumed.train(resume_from_checkpoint=str(state))
-    assert weights_hash(resumed.model) == weights_hash(trained.model)
+    assert weights_hash(resumed.model) == weights
 
 
 def test_rollouts_of_ones_own_are_of_the_present_policy_and_train(tmp_path):
