@@ -4,18 +4,23 @@ allowed."""
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.values import (
     FINITE,
+    Flag,
     Form,
     MinusOne,
     Range,
+    adapter,
     check_arguments,
     checked,
     convert,
@@ -130,3 +135,65 @@ def test_arguments_are_checked_against_the_signature():
     with pytest.raises(TypeError, match="count"):
         rows()
     assert rows.__wrapped__(0) == 0  # without the check
+
+
+def upper(value):
+    return str(value).upper()
+
+
+HINTS = [
+    Count,
+    Share,
+    Above,
+    All | None,
+    Count | None,
+    Annotated[float, Range()],
+    Annotated[int, Range(ge=0, le=2), Flag("help")] | str,
+    Annotated[str, Range(min_length=1)],
+    Annotated[str, Form("X", upper)] | str,
+    float | int,
+    Share | int,
+    bool | None,
+    str,
+    Literal["a", "b"] | Count,
+    Literal[1, True],
+    list[str] | str,
+    Any,
+]
+
+
+@pytest.mark.parametrize("hint", HINTS, ids=str)
+def test_a_plain_value_is_read_as_pydantic_reads_it(hint):
+    """Also with no look at the value before, which is there so that pydantic need not be imported."""
+    values = [None, True, False, -1, 0, 1, 2, 3, 10**30, -0.0, 0.5, 1.0, math.inf, math.nan]
+    for value in [*values, "", "a", "c", b"a", ["a"], np.float64(0.5), np.int64(1)]:
+        try:
+            expected = adapter(hint).validate_python(value)
+        except ValidationError:
+            with pytest.raises(ValueError, match=r"^must be "):
+                convert(value, hint)
+            continue
+        read = convert(value, hint)
+        assert read is value or (type(read), repr(read)) == (type(expected), repr(expected))
+        assert read == expected or math.isnan(value)
+
+
+CALL = """
+import sys
+import verifiers.runtime.values as values
+from typing import Literal
+
+@values.check_arguments
+def load(count: values.Count, limit: values.Limit | None, unit: Literal["a", "b"]): ...
+
+load(3, {limit}, "a")
+print("pydantic" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("limit", "is_loaded"), [("0.5", "False"), ("1", "True")])
+def test_plain_arguments_are_checked_without_pydantic(limit, is_loaded):
+    """A whole number for a fraction is converted."""
+    code = CALL.format(limit=limit)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == is_loaded
