@@ -56,6 +56,7 @@ LONGEST_FIRST = (
     "tests/trainer/pipeline/test_curriculum.py",
     "tests/trainer/run/test_algorithm_state.py",
     "tests/trainer/policy/test_reference.py",
+    "tests/trainer/policy/test_teacher_context.py",
     "tests/trainer/policy/test_teacher.py",
     "tests/trainer/run/test_history.py",
     "tests/trainer/engines/test_vllm_engine.py",

@@ -162,7 +162,7 @@ HINTS = [
 ]
 
 
-@pytest.mark.parametrize("hint", HINTS, ids=str)
+@pytest.mark.parametrize("hint", HINTS, ids=describe)
 def test_a_plain_value_is_read_as_pydantic_reads_it(hint):
     """Also with no look at the value before, which is there so that pydantic need not be imported."""
     values = [None, True, False, -1, 0, 1, 2, 3, 10**30, -0.0, 0.5, 1.0, math.inf, math.nan]
