@@ -95,7 +95,7 @@ class ForkedScript:
 
     def first_line(self, start: str, timeout: float = 60.0) -> str:
         """The first whole line that begins so, as soon as it is there."""
-        deadline = time.monotonic() + timeout
+        deadline, text = time.monotonic() + timeout, ""
         while time.monotonic() < deadline and self.returncode is None:
             text = self._said.read_text() if self._said.exists() else ""
             for line in text.splitlines(keepends=True):
