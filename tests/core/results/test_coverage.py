@@ -233,6 +233,26 @@ def test_requests_that_failed_are_counted_and_explained(tmp_path):
     assert "failed_requests" not in sound.outputs[0]
 
 
+def test_the_failed_requests_of_all_turns_and_attempts_of_a_rollout_are_added():
+    class Twice(vf.MultiTurnEnv):
+        attempts = 0
+
+        async def env_response(self, messages, state):
+            Twice.attempts += 1
+            if Twice.attempts == 1:
+                raise vf.InfraError("lost")
+            return [{"role": "user", "content": "again"}]
+
+    statuses = [429, 200, 429, 429, 200, 503, 200]  # one turn of the first attempt, two of the next
+    with FakeServer(script=lambda hit: statuses[hit.index]) as server:
+        retry = RetryPolicy(base_s=0.001, max_s=0.001)
+        client = OpenAIChatCompletionsClient(base_url=server.url, retry=retry)
+        env = Twice(dataset=ROWS[:1], max_turns=2)
+        (output,) = env.evaluate(client, "m", max_retries=1).outputs
+    assert (output.error, server.count) == (None, len(statuses))
+    assert output["failed_requests"] == {"refused_for_rate": 3, "server_errors": 1}
+
+
 def test_requests_of_a_rollout_that_ends_without_a_completion_are_counted():
     retry = RetryPolicy(max_retries=2, base_s=0.001, max_s=0.001)
     with FakeServer(script=lambda hit: 500) as server:
