@@ -19,6 +19,7 @@ import torch
 from transformers import TrainerCallback
 
 import verifiers as vf
+from verifiers_trainer.engines.role_adapters import roles_of, select
 from verifiers_trainer.pipeline.warmup import warm_up
 from vf_kuhn_poker import rules, view
 
@@ -36,6 +37,10 @@ def probability(model, tokenizer, node: str, reply: str) -> float:
     reply_ids = [*tokenizer.convert_tokens_to_ids(list(reply)), tokenizer.eos_token_id]
     was_training = model.training
     model.eval()
+    if hasattr(model, "peft_config"):
+        model = model.get_base_model()  # with the adapter in its layers
+    if roles_of(model):
+        select(model, (len(node) - 1) % 2)  # the adapter of the seat that acts at the node
     with torch.no_grad():
         hidden = model.base_model(
             input_ids=torch.tensor([[*ids, *reply_ids[:-1]]])

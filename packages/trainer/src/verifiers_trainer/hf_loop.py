@@ -19,9 +19,10 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import accelerate.optimizer as accelerate_optimizer
@@ -116,6 +117,8 @@ class HFLoop(Trainer):
     """The batches to come, from ``begin`` on."""
     grad_norm: float = 0.0
     """Gradient norm of the newest step, before clipping."""
+    grad_norms: Mapping[str, float] = MappingProxyType({})
+    """That of each part of ``clipped_apart``, by its name."""
     is_complete: bool = False
     """Whether the batches ended before ``max_steps``, because the task is solved."""
     is_interrupted: bool = False
@@ -159,6 +162,11 @@ class HFLoop(Trainer):
         raise NotImplementedError
 
     # --- for a subclass ---------------------------------------------------------------------------
+
+    def clipped_apart(self) -> Mapping[str, Sequence[torch.nn.Parameter]]:
+        """Parts of the trained weights whose gradients are each clipped by their own norm; empty:
+        all are clipped together."""
+        return {}
 
     @property
     def learning_rate(self) -> float:
@@ -215,6 +223,14 @@ class HFLoop(Trainer):
     def _clipped(self, model: torch.nn.Module) -> float:
         """Clip the gradients; their norm before. DeepSpeed clips and steps in one call: this one.
         Where the norm is not finite, it leaves the weights unchanged."""
+        if parts := self.clipped_apart():
+            self.accelerator.unscale_gradients()
+            limit = self.args.max_grad_norm or math.inf
+            self.grad_norms = {
+                name: float(torch.nn.utils.clip_grad_norm_(weights, limit))
+                for name, weights in parts.items()
+            }
+            return math.hypot(*self.grad_norms.values())
         if deepspeed.is_used(self.accelerator):
             deepspeed.step(self.accelerator)
         norm = self._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None

@@ -54,6 +54,7 @@ from verifiers_trainer.algorithm.state import load_state, state_of
 from verifiers_trainer.distributed import batch_sharing, deepspeed, fsdp
 from verifiers_trainer.engines.policy_client import PolicyClient
 from verifiers_trainer.engines.processing import processing_of
+from verifiers_trainer.engines.role_adapters import parameters_of
 from verifiers_trainer.hf_loop import FORCED, HFLoop
 from verifiers_trainer.pipeline import curriculum, custom_batches, rewards, subclass_hooks
 from verifiers_trainer.pipeline.custom_batches import BatchSource
@@ -193,7 +194,9 @@ class RLTrainer(HFLoop):
             """Source of each step's batch during training; on rank 0 alone."""
             self.checks_sampler = True
             """Whether every step compares the log-probabilities of sampler and trainer."""
-            self.agreement = sanity_checks.Agreement(settings, run.tokenizer)
+            self.agreement = sanity_checks.Agreements(
+                partial(sanity_checks.Agreement, settings, run.tokenizer), settings.adapter_roles
+            )
             """What sampler and trainer may differ by."""
             self.canary = Canary(run)
             self.session = Session()
@@ -725,16 +728,24 @@ class RLTrainer(HFLoop):
         step.numbers |= self.recorder.monitor.likely(self.policy_version)
         step.train_s += time.perf_counter() - started
         step.numbers |= {"loss": step.loss, **step.meter.summary(), "time/train": step.train_s}
+        step.numbers |= step.of_roles(self.args.adapter_roles)
         step.numbers["throughput/train_tokens_per_s"] = (
             sum(row.num_computed for row in step.rows) / step.train_s
         )
 
     def _new_step(self, batch: TrainBatch) -> Step:
         """The step on ``batch``, whose rows have the log-probabilities that stay fixed during the
-        whole batch."""
+        whole batch. *Raises* ConfigError for a row of no role where each has an adapter."""
         rank, steps_per_batch = self.accelerator.process_index, self.args.steps_per_batch
         references = self.training_run.references
         for rows in self._rows_of(batch):
+            if self.args.adapter_roles and any(
+                row.adapter is None and row.loss_mask.any() for row in rows
+            ):
+                raise ConfigError(
+                    "lora_per_role trains an adapter for each role, and a row is of none: make it"
+                    " of rollouts by batch_of, or of samples of one Sample.adapter each"
+                )
             needs_old = old_logprobs.needs_old(rows, steps_per_batch, self.args.anchor)
             # collective for a split model: all ranks run the forward pass, or none
             if steps_per_batch > 1:
@@ -752,6 +763,10 @@ class RLTrainer(HFLoop):
         )
         keeps_tokens = self.session.is_own_loop or self.recorder.keeps_tokens
         return Step(batch, batch.rows_R[rank], meter, keeps_tokens)
+
+    def clipped_apart(self) -> Mapping[str, Sequence[torch.nn.Parameter]]:
+        """The adapter of each role, where roles have their own."""
+        return parameters_of(self.model)
 
     def _rows_of(self, batch: TrainBatch) -> list[list[PackedRow]]:
         """This process's rows of each step of the whole batch."""
@@ -774,6 +789,7 @@ class RLTrainer(HFLoop):
                 )
                 self.backward(model, loss)
             total += loss.detach()
+            step.count_loss(row, loss.detach())
             if step.keeps_tokens:
                 step.row_logprobs.append(out.logprobs.detach())
         for row, (logprobs, loss_is_finite) in zip(
@@ -825,6 +841,8 @@ class RLTrainer(HFLoop):
         if not math.isfinite(self.grad_norm) and not self.scale_is_too_large():
             raise self._non_finite("gradient norm", step.rows)
         step.numbers |= {"grad_norm": self.grad_norm, "learning_rate": self.learning_rate}
+        if step.is_update:
+            step.numbers |= {f"grad_norm/{role}": norm for role, norm in self.grad_norms.items()}
         if self.batches is not None and self.args.deterministic:
             self.batches.settle()
         self._check_next_batch(step)
@@ -863,8 +881,7 @@ class RLTrainer(HFLoop):
         weights, if any; the metrics."""
         if not meter.num_current:
             return {}
-        noise = partial(sanity_checks.noise_of_step, self.training_run, meter)
-        return self.agreement.check(meter, noise)
+        return self.agreement.check(meter, partial(sanity_checks.noise_of_step, self.training_run))
 
     def _check_next_batch(self, step: Step) -> None:
         """Compare on a rollout of the next batch, on rank 0, if older weights sampled every token

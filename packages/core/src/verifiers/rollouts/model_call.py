@@ -76,6 +76,7 @@ class ModelCalls:
             require_tokens=run is not None and run.require_tokens and answering is run.client,
             rollout_id=state.record.id,
             sample=run.sample_of(state) if run is not None and run.is_cached else None,
+            role=self.acting_role(state),
             state=state,
         )
         async with run.generation_slot if run is not None else nullcontext():
@@ -99,6 +100,10 @@ class ModelCalls:
             of_run: Client = run.client
             return of_run
         return as_client(client or state["client"])
+
+    def acting_role(self, state: State) -> str | None:
+        """The role whose turn it is; None in an environment without roles."""
+        return None
 
     def as_prompt(self, messages: object) -> Messages:
         """Normalize messages of any accepted type to a prompt; a list of ``Message`` objects is

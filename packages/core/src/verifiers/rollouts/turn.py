@@ -258,9 +258,15 @@ class Turn:
 
     @property
     def role(self) -> str:
-        """The role that took the turn, where roles have rewards of their own (``MultiAgentEnv``);
-        else empty."""
+        """The role whose reward the turn has, where roles have rewards of their own
+        (``MultiAgentEnv``); else empty."""
         role: str = self.extras.get("rewarded_role", "")
+        return role
+
+    @property
+    def acting_role(self) -> str:
+        """The role that took the turn, whosever reward it has; empty where there are none."""
+        role: str = self.extras.get("role", self.role)
         return role
 
     @property

@@ -53,7 +53,9 @@ def proof_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, object]:
             entry["canary"] = {
                 name.removeprefix(CANARY): value
                 for name, value in line.items()
-                if name.startswith(CANARY) and name not in ("canary/version", "canary/moved")
+                if name.startswith(CANARY)
+                and name != "canary/version"
+                and not name.startswith("canary/moved")
             }
             compare(line, CANARY, f"the canary of version {int(version)}")
     for line in steps:

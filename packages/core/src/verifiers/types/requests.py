@@ -48,6 +48,8 @@ class ModelRequest(Immutable, frozen=True):
     sample: str | None = None
     """Which of several samples of an equal prompt this is (sibling and turn); None keeps the reply
     out of a cache."""
+    role: str | None = None
+    """The role that asks, in an environment of several; a client may have a model for each."""
     state: Mapping[str, Any] | None = None
     """The state of the rollout, for a client that reads it; None outside of a rollout, and in
     another process."""

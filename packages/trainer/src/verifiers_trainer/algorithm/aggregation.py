@@ -9,14 +9,14 @@ Only masks and identities are read here.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.algorithm.samples import COMPONENTS, Sample
+from verifiers_trainer.algorithm.samples import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ def step_weights(
     Trained tokens are those with loss. Rollouts and groups without such a token are in no
     denominator; a forked rollout counts once and its samples share its weight. ``max_len`` (tokens)
     is the constant of "constant_length". Denominators count the samples of a component
-    (`Sample.component`) alone, so that each is a mean of its own.
+    (`Sample.component`) and of an adapter (`Sample.adapter`) alone, so that each is a mean of its
+    own: what one role does weighs nothing in the gradient of another's adapter.
 
     *Raises* ConfigError for an unknown name and for "constant_length" without ``max_len``.
     """
@@ -51,14 +52,14 @@ def step_weights(
         raise ConfigError(
             "aggregation 'constant_length' needs max_len; set max_completion_len or max_seq_len"
         )
-    counts = {name: _Counts(max_len or 0) for name in COMPONENTS}
+    counts: defaultdict[object, _Counts] = defaultdict(lambda: _Counts(max_len or 0))
     for sample in samples:
         if sample.num_trained:
-            counts[sample.component].add(sample)
+            counts[sample.component, sample.adapter].add(sample)
     weigh = AGGREGATIONS[aggregation]
     weights = tuple(
         (
-            np.where(sample.loss_mask, weigh(sample, counts[sample.component]), 0.0)
+            np.where(sample.loss_mask, weigh(sample, counts[sample.component, sample.adapter]), 0.0)
             if sample.num_trained
             else np.zeros(sample.num_tokens)
         )

@@ -74,6 +74,8 @@ class BatchSettings(GroupSettings, Protocol):
     use_cpu: bool
     teacher_prompts: TeacherPrompts | None
     """What teachers read; None: one teacher, and what the policy read."""
+    adapter_roles: tuple[str, ...]
+    """The roles with an adapter of their own, by its number; empty: one policy is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +242,7 @@ def _samples_of(
             is_truncated=rollout.is_truncated,
             mask_env_responses=settings.mask_env_responses,
             component=component,
+            adapter_roles=settings.adapter_roles,
         )
         return samples if reads is None else reads(group, number, rollout.turns, samples)
 
@@ -271,15 +274,7 @@ def _step(
     if not max_tokens:  # a batch for a service sets it: it has no device
         of_device = ROW_TOKENS_CPU if settings.use_cpu else ROW_TOKENS
         max_tokens = min(of_device, settings.micro_batch_size * settings.max_seq_len)
-    max_tokens = max(max_tokens, *(sample.num_tokens for sample in samples), 1)
-    rows_R = pack(
-        samples,
-        weights.weights,
-        max_tokens=max_tokens,
-        world=world,
-        packing=settings.packing,
-        share_prompts=settings.share_prompts,
-    )
+    rows_R, max_tokens = _packed(samples, weights.weights, max_tokens, settings, world)
     stats = rollout_stats([*groups, *discarded]) | _sample_stats(by_rollout)
     if settings.teacher_prompts is not None:
         stats |= _teacher_stats(samples)
@@ -307,6 +302,37 @@ def _step(
         weights=tuple(weights.weights),
         first_G=tuple(item.first for item in credited),
     )
+
+
+def _packed(
+    samples: Sequence[Sample],
+    weights: Sequence[np.ndarray],
+    max_tokens: int,
+    settings: BatchSettings,
+    world: int,
+) -> tuple[list[list[PackedRow]], int]:
+    """(rows of each rank, tokens that the largest may hold). A row has the samples of one adapter,
+    and the rows of an adapter are those of its samples alone, whatever others there are. An adapter
+    without loss has no row: a gradient of zero would let momentum move it."""
+    rows_R: list[list[PackedRow]] = [[] for _ in range(world)]
+    largest = 1
+    trained = (sample.adapter for sample, w in zip(samples, weights, strict=True) if w.any())
+    for adapter in dict.fromkeys(trained) or [None]:
+        its = [sample.adapter == adapter for sample in samples]
+        lengths = [sample.num_tokens for sample, is_its in zip(samples, its, strict=True) if is_its]
+        bound = max(max_tokens, *lengths, 1)
+        largest = max(largest, bound)
+        part_R = pack(
+            samples,
+            [w if is_its else np.zeros_like(w) for w, is_its in zip(weights, its, strict=True)],
+            max_tokens=bound,
+            world=world,
+            packing=settings.packing,
+            share_prompts=settings.share_prompts,
+        )
+        for rows, part in zip(rows_R, part_R, strict=True):
+            rows += part
+    return rows_R, largest
 
 
 def _credited(groups: Sequence[Group], settings: BatchSettings) -> list[_Credited]:

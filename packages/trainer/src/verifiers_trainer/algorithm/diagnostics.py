@@ -140,8 +140,21 @@ class RatioMeter:
         ratio_max, abs_max = map(max, largest, larger)
         for name, values in later._extra_terms.items():
             self._extra_terms.setdefault(name, []).extend(values)
+        self._sums, self._maxima = self._sums + later._sums, self._maxima + later._maxima
         self._read = {name: sums[name] + more[name] for name in sums}, ratio_max, abs_max
         self.rows += later.rows
+
+    def of_adapter(self, number: int) -> RatioMeter:
+        """What this process has counted of the rows of one adapter (``PackedRow.adapter``)."""
+        part = RatioMeter(self.version, self.bounds, self.cap)
+        for sums, maxima, entry in zip(self._sums, self._maxima, self.rows, strict=True):
+            row = entry[0]
+            adapter = row.get("adapter") if isinstance(row, Mapping) else row.adapter
+            if adapter is not None and int(adapter[0]) == number:
+                part._sums.append(sums)
+                part._maxima.append(maxima)
+                part.rows.append(entry)
+        return part
 
     @property
     def num_current(self) -> int:

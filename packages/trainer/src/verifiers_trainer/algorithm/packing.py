@@ -70,6 +70,8 @@ class PackedRow:
     # uint8 [bytes]: the files of the images of the row's only sample, end to end
     images: np.ndarray | None = None
     image_ends: np.ndarray | None = None  # int32 [images]: where each ends in `images`
+    # int32 [1]: the adapter that computes the row; None: there is one, or none
+    adapter: np.ndarray | None = None
     # int32 [samples of the row]: the teacher that scores each; None = 0 throughout
     teachers: np.ndarray | None = None
     # int32 [P]: what teachers read in place of the first prompts of the samples, end to end; None:
@@ -127,7 +129,7 @@ def sample_spans(row: PackedRow) -> list[tuple[int, int, int]]:
     return [(int(sample), *span) for sample, span in zip(row.sample_indices, spans, strict=True)]
 
 
-IN_LAYOUT = ("node_ids", "images", "image_ends")
+IN_LAYOUT = ("node_ids", "images", "image_ends", "adapter")
 """Fields of a row that the forward pass reads on the host, where a row has them."""
 
 
@@ -313,6 +315,7 @@ def _row(
         sample_indices=np.array(members, np.int32),
         node_ids=node_ids(lengths, common) if any(common) else None,
         component=repeated(components, np.int32) if any(components) else None,
+        adapter=None if in_row[0].adapter is None else np.array([in_row[0].adapter], np.int32),
         **image_arrays([file for sample in in_row for file in sample.images]),
         **_of_teachers(in_row),
     )

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from verifiers.data.images import image_bytes, image_parts, image_url
+from verifiers.errors import ConfigError
 from verifiers.rollouts.rollout import Rollout
-from verifiers.rollouts.transcript import NOT_SAMPLED, branches
+from verifiers.rollouts.transcript import NOT_SAMPLED, Branch, branches
 from verifiers.rollouts.turn import Turn
 from verifiers.types import Immutable
 
@@ -71,6 +72,8 @@ class Sample(Immutable, frozen=True, eq=False):
     """(index of the turn, start, end) of each completion; see ``transcript.Branch``."""
     images: tuple[bytes, ...] = ()
     """The files of the images whose placeholders the tokens have, in their order."""
+    adapter: int | None = None
+    """Number of the adapter that sampled it and is trained on it, where roles have their own."""
     teacher: int = 0
     """Number of the teacher that scores it, where tasks have their own."""
     teacher_prompt: np.ndarray | None = None
@@ -135,6 +138,7 @@ def rollout_samples(
     is_truncated: bool = False,
     mask_env_responses: bool = True,
     component: str = "rl",
+    adapter_roles: Sequence[str] = (),
 ) -> RolloutSamples:
     """The samples of a rollout with their advantage: one number, or one per turn (credit="turn").
 
@@ -142,11 +146,15 @@ def rollout_samples(
     token is left out. With ``mask_env_responses=False`` the environment's tokens between turns
     carry loss too (never the first prompt of a sample).
 
+    ``adapter_roles``: the roles with an adapter of their own, where there are any; a sample then has
+    that of the role that took its turns.
+
     A turn whose advantage is NaN carries no loss. A rollout gives no samples, and ``excluded`` says
     why, when its advantage is NaN, or that of every turn, when it is longer than ``max_seq_len``
     tokens in any sample (or than ``max_completion_len`` after its first prompt), or when a limit
     cut it (``is_truncated``) or any of its turns and ``mask_truncated`` is set. *Raises* ValueError
-    when the number of advantages is not that of the turns.
+    when the number of advantages is not that of the turns, ConfigError for turns of several roles
+    with adapters in one sample.
     """
     if isinstance(advantage, float) or np.ndim(advantage) == 0:
         per_turn = [float(advantage)] * len(turns)  # type: ignore[arg-type]
@@ -188,11 +196,28 @@ def rollout_samples(
                 rollout=rollout,
                 group=group,
                 component=component,
+                adapter=_adapter_of(turns, branch, adapter_roles) if adapter_roles else None,
                 turns=branch.turns,
                 images=recorded_images(turns[branch.turns[-1][0]].prompt),
             )
         )
     return RolloutSamples(tuple(samples), None if samples else "empty")
+
+
+def _adapter_of(turns: Sequence[Turn], branch: Branch, adapter_roles: Sequence[str]) -> int:
+    """The number of the adapter of the role that took the turns of a branch."""
+    roles = sorted({turns[index].acting_role for index, _, _ in branch.turns})
+    if len(roles) > 1:
+        raise ConfigError(
+            f"turns of {' and '.join(roles)} continue each other as one conversation, and with"
+            " lora_per_role each is of another policy: give the roles views that differ"
+        )
+    if roles[0] not in adapter_roles:
+        raise ConfigError(
+            f"a turn to train is of the role {roles[0]!r}, and those with an adapter are"
+            f" {', '.join(adapter_roles)}: name it in trained_roles"
+        )
+    return adapter_roles.index(roles[0])
 
 
 def joined(of_role: Mapping[str, RolloutSamples]) -> RolloutSamples:

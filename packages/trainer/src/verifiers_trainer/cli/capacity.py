@@ -77,6 +77,7 @@ MEANINGS = {
     "shared": "1: vLLM serves on the trainer's device",
     "run_trainers": "processes that trained the earlier run",
     "run_samplers": "inference devices of the earlier run",
+    "roles": "trained roles, with an adapter each",
     "shards": "1: weights and optimizer are divided among the trainers (FSDP2, ZeRO-3)",
 }
 """Names of ``--plan-with``."""
@@ -342,6 +343,7 @@ def _assumed(values: Mapping[str, object]) -> dict[str, float]:
         "shards": 0,
         "shared": 0,
         "flash": 0,
+        "roles": 2 if values["lora_per_role"] else 1,
     }
 
 
@@ -682,6 +684,7 @@ def _unused(plan: CapacityPlan) -> set[str]:
         "link_bytes_per_s": is_single and run.sync != "nccl",
         "token_overhead_s": run.is_accelerator and not x["token_overhead_s"],
         "flash shared": not run.is_accelerator,
+        "roles": not run.values["lora_per_role"],
         "context_tokens": not run.teaches_itself or "train_tokens_per_s" in x,
     }
     return {name for names, is_unused in unused.items() if is_unused for name in names.split()}

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from verifiers.cli.common.command import Call, Listening, SmallCommand
 from verifiers.errors import ConfigError, RunError
@@ -24,6 +25,9 @@ from verifiers.runtime.notations import Variable
 from verifiers.runtime.origins import is_loopback
 from verifiers.runtime.values import Count, option
 from verifiers_trainer.policy.builtin_models import SMOLLM2, is_builtin
+
+if TYPE_CHECKING:
+    from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 
 START_S = 120.0
 POLL_S = 0.2
@@ -98,7 +102,7 @@ def serve(call: Call, settings: ServeSettings) -> None:
         loaded = folder_engine(client.folder, name, address, settings.max_seq_len)
     with loaded as engine:
         key_var = settings.api_key_var if key else None
-        _until_stopped(call, lambda: _report(call, engine.base_url, name, key_var), engine.health)
+        _until_stopped(call, lambda: _report(call, engine, key_var), engine.health)
 
 
 def _serve_tinker(call: Call, settings: ServeSettings, folder: Path) -> None:
@@ -178,10 +182,14 @@ def _api_key(variable: str | None, host: str) -> str:
     return os.environ[variable]
 
 
-def _report(call: Call, url: str, name: str, variable: str | None) -> None:
-    call.answer_now(f"{name} at {url}", url=url, model=name)
+def _report(call: Call, engine: EmbeddedEngine, variable: str | None) -> None:
+    url, names = engine.base_url, engine.models
+    call.answer_now(f"{', '.join(names)} at {url}", url=url, model=", ".join(names))
     key = f" -k {variable}" if variable else ""
-    call.note(f"vf-serve: vf-eval ENV -m {name} -b {url}{key}")
+    if names == (engine.served_model,):
+        call.note(f"vf-serve: vf-eval ENV -m {names[0]} -b {url}{key}")
+    else:
+        call.note(f"vf-serve: a model for each role, such as -m {names[0]} -b {url}{key}")
     call.note("vf-serve: Ctrl-C ends it")
 
 

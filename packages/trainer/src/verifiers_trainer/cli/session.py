@@ -27,6 +27,7 @@ from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, printed_se
 from verifiers_trainer.cli.report import rank
 from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.policy.adapter_files import adapter_folder
+from verifiers_trainer.policy.preparation import members
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 from verifiers_trainer.run.progress import ProgressLine, closing_rows, draw, two_columns
 
@@ -377,6 +378,11 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     sampling = ", ".join(f"{name} {value}" for name, value in config.sampling().items())
     goes_on = adapter_folder(settings.model) is not None and not config.merge_adapter
     further = ": the adapter of the model, trained further" if goes_on else ""
+    if config.lora_per_role:
+        roles = [
+            role for member in members(plan.env) for role in getattr(member, "trained_roles", ())
+        ]
+        further = f": an adapter for each of {', '.join(dict.fromkeys(roles))}"
     rows = [
         ("model", settings.model),
         ("environment", " + ".join(calls)),

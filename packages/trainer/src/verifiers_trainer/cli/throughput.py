@@ -76,9 +76,14 @@ class PlannedRun:
 
     @property
     def trained(self) -> int:
-        """Number of weights with a gradient."""
+        """Number of weights with a gradient, of one adapter."""
         model = self.model
         return model.parameters if self.rank is None else model.adapter_parameters(self.rank)
+
+    @property
+    def num_adapters(self) -> int:
+        """Adapters over one base; 1 without any, too."""
+        return int(self.inputs["roles"]) if self.values["lora_per_role"] else 1
 
     @property
     def trained_number(self) -> int:
@@ -303,7 +308,8 @@ def train_s(run: PlannedRun) -> float:
             context = 2 * min(tokens, run.row_tokens)  # not causal
         operations = run.compute_s(tokens * train_flops(run, context))
         compute = run.together_s(operations, passes * run.num_rows * x["row_overhead_s"])
-        update = run.steps_per_batch * ADAMW_TRAFFIC * run.trained / x["bytes_per_s"]
+        weights = run.trained * run.num_adapters
+        update = run.steps_per_batch * ADAMW_TRAFFIC * weights / x["bytes_per_s"]
     if x["shards"]:
         return run.together_s(compute, exchange_s(run)) + update / run.trainers
     return compute + exchange_s(run) + update
@@ -466,7 +472,8 @@ def memory(run: PlannedRun) -> dict[str, dict[str, float]]:
 def trainer_memory(run: PlannedRun) -> dict[str, float]:
     """Bytes on the first trainer's device, by what holds them."""
     model, number, row = run.model, run.number, run.row
-    stored, shards = run.trained_number * run.trained, bool(run.inputs["shards"])
+    shards = bool(run.inputs["shards"])
+    stored = run.trained_number * run.trained * run.num_adapters
     frozen = 0 if run.rank is None else run.base_bytes
     divided = run.trainers if shards else 1
     activations = row.activation_bytes(model, run.longest_row)

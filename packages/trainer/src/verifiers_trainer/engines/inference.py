@@ -16,6 +16,7 @@ from verifiers.runtime.decoding import decode_message
 from verifiers.runtime.http_clients import open_url
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.engines.exact.client import ExactClient
+from verifiers_trainer.engines.role_client import RoleClient
 from verifiers_trainer.engines.vllm.engine import VLLMEngine
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.sampling import unreshaped
@@ -87,6 +88,8 @@ def choose_engine(model: object, config: RLConfig) -> tuple[str | None, str]:
         return config.server_url, "as configured"
     if config.inference == "embedded":
         return None, "as configured"
+    if config.lora_per_role:
+        return None, "it computes rows with adapters of their own"
     if config.deterministic:
         return None, "deterministic runs need it"
     default = f"http://127.0.0.1:{config.vllm_server_port}"
@@ -152,9 +155,10 @@ def policy_client(engine: EmbeddedEngine | VLLMEngine) -> Client:
     """A client of ``engine``, with separate connections for each event loop."""
     if isinstance(engine, VLLMEngine):
         return engine.open_client()
-    return OpenAIChatCompletionsClient(
+    client = OpenAIChatCompletionsClient(
         base_url=engine.base_url,
         api_key=engine.api_key,
         max_retries=3,
         tools_shown=engine.tools_shown,
     )
+    return client if engine.models == (engine.served_model,) else RoleClient(client)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from verifiers.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
@@ -40,14 +42,19 @@ class LoraWeights:
     """Name of a layer in the model without adapters -> its part."""
     scale: float
     """alpha / rank."""
-    version: int = 0
-    """The policy version, which labels what is sampled with it."""
+    version: int | None = 0
+    """The policy version, which labels what is sampled with it; None: that of the generation loop,
+    of weights that are updated in place."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """A and B of every layer."""
+        return [tensor for layer in self.layers.values() for tensor in (layer.a_RI, layer.b_OR)]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the weights."""
-        tensors = [tensor for layer in self.layers.values() for tensor in (layer.a_RI, layer.b_OR)]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
 class RowAdapters:
@@ -62,6 +69,7 @@ class RowAdapters:
         self._wrapped: set[str] = set()
         self._rows: list[tuple[LoraWeights, Tensor | None]] = []
         """The adapters of the present pass, each with its rows, int64; None for every row."""
+        self._num_rows = 0
 
     @contextmanager
     def of(self, adapters: Sequence[LoraWeights | None]) -> Iterator[None]:
@@ -70,7 +78,7 @@ class RowAdapters:
         for row, adapter in enumerate(adapters):
             if adapter is not None:
                 rows.setdefault(adapter, []).append(row)
-        device = next(self._model.parameters()).device
+        device, self._num_rows = next(self._model.parameters()).device, len(adapters)
         for adapter in rows:
             self._cover(adapter)
         self._rows = [
@@ -98,9 +106,15 @@ class RowAdapters:
                 if (layer := adapter.layers.get(name)) is None:
                     continue
                 if rows is None:
-                    y = y + (layer(x) * adapter.scale).to(y.dtype)
-                else:
-                    y = y.index_add(0, rows, (layer(x[rows]) * adapter.scale).to(y.dtype))
+                    y = (y + layer(x) * adapter.scale).to(y.dtype)
+                    continue
+                if len(x) != self._num_rows:
+                    raise ConfigError(
+                        f"the layer {name} computes {len(x)} rows of a batch of {self._num_rows}, so"
+                        " that they cannot have adapters of their own: leave the layer out"
+                    )
+                of_rows = (y[rows] + layer(x[rows]) * adapter.scale).to(y.dtype)
+                y = y.index_copy(0, rows, of_rows)
             return y
 
         return forward

@@ -86,7 +86,8 @@ class GenerationRequest:
     images: tuple[bytes, ...] = ()
     """The files of the images whose placeholders the prompt has."""
     adapter: LoraWeights | None = None
-    """What is computed with it beside the model of the loop; its version labels the tokens."""
+    """What is computed with it beside the model of the loop; its version, if it has one, labels the
+    tokens."""
 
     @property
     def prompt_key(self) -> PromptKey:

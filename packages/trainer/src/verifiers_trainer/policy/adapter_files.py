@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.decoding import read_json
+from verifiers_trainer.engines.role_client import PREFIX
 
 ADAPTER, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SETTINGS = {
@@ -26,6 +27,28 @@ def adapter_folder(model: object) -> Path | None:
     """The folder of a saved adapter that ``model`` names; None for anything else."""
     folder = Path(os.path.expanduser(model)) if isinstance(model, str) else None
     return folder if folder is not None and (folder / ADAPTER).is_file() else None
+
+
+def role_folders(model: object) -> dict[str, Path]:
+    """Role -> the folder of its adapter, of a folder that ``model`` names with the adapters of
+    roles (``lora_per_role``); empty for anything else."""
+    if not isinstance(model, str) or adapter_folder(model) is not None:
+        return {}
+    folders = sorted(Path(os.path.expanduser(model)).glob(f"{PREFIX}*"))
+    return {
+        folder.name.removeprefix(PREFIX): folder
+        for folder in folders
+        if (folder / ADAPTER).is_file()
+    }
+
+
+def require_one_model(model: object) -> None:
+    """Raise ``ConfigError`` where ``model`` names a folder of several, the adapters of roles."""
+    if roles := role_folders(model):
+        raise ConfigError(
+            f"{model} has an adapter for each of the roles {', '.join(roles)}, and one model is"
+            f" needed here: name the folder of one, such as {next(iter(roles.values()))}"
+        )
 
 
 def read_adapter(folder: Path) -> dict[str, Any]:
@@ -62,6 +85,8 @@ def base_quantization(folder: Path) -> Literal["nf4"] | None:
 
 def tokenizer_source(folder: Path) -> str:
     """Where the tokenizer of a saved model is: that of an adapter without one is its base's."""
-    if adapter_folder(str(folder)) is None or (folder / "tokenizer_config.json").is_file():
+    adapters = [adapter_folder(str(folder)), *role_folders(str(folder)).values()]
+    adapter = next((each for each in adapters if each is not None), None)
+    if adapter is None or (folder / "tokenizer_config.json").is_file():
         return str(folder)
-    return str(read_adapter(folder)["base_model_name_or_path"])
+    return str(read_adapter(adapter)["base_model_name_or_path"])

@@ -7,11 +7,13 @@ An adapter's file names its base as an absolute folder or as a repository. A bas
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import logging
 import os
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +25,8 @@ from verifiers.errors import ConfigError
 from verifiers.storage.files import replacing, share_modes
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.engines.processing import save_texts
+from verifiers_trainer.engines.role_adapters import roles_of, set_roles
+from verifiers_trainer.engines.role_client import adapter_name
 from verifiers_trainer.policy import builtin_models, quantization
 from verifiers_trainer.policy.adapter_files import (
     ADAPTER,
@@ -30,10 +34,12 @@ from verifiers_trainer.policy.adapter_files import (
     adapter_folder,
     base_quantization,
     read_adapter,
+    role_folders,
 )
 from verifiers_trainer.policy.loading import get_model
 
 if TYPE_CHECKING:
+    from peft import PeftConfig
     from transformers import PreTrainedModel
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -52,8 +58,10 @@ def load_adapter(
     use_liger: bool = True,
     model_kwargs: dict[str, Any] | None = None,
     quantize: Literal["nf4"] | None = None,
+    name: str = "default",
 ) -> Any:
-    """The base model of a saved adapter with the adapter around it; keywords as in ``get_model``.
+    """The base model of a saved adapter with the adapter around it, of that ``name`` in peft;
+    keywords as in ``get_model``.
 
     The base of an adapter that was trained on four bits is in four bits without ``quantize`` too.
 
@@ -70,7 +78,9 @@ def load_adapter(
             f"{folder / ADAPTER}: the base model of the adapter: {error} (a relative path is read"
             " from the folder you work in: write the whole path as its base_model_name_or_path)"
         ) from error
-    return PeftModel.from_pretrained(model, str(folder), is_trainable=is_trainable)
+    return PeftModel.from_pretrained(
+        model, str(folder), adapter_name=name, is_trainable=is_trainable
+    )
 
 
 # --- a run that begins with a saved adapter -------------------------------------------------------
@@ -84,6 +94,14 @@ def adopt_settings(model: object, config: RLConfig) -> None:
     is none.
     """
     folder = adapter_folder(model)
+    if roles := role_folders(model):
+        _require_per_role(str(model), roles, config)
+        folder = next(iter(roles.values()))
+    elif folder is not None and config.lora_per_role and not config.merge_adapter:
+        raise ConfigError(
+            f"{folder} is one adapter, and lora_per_role trains one for each role: set"
+            " merge_adapter=True, which merges it into their base first"
+        )
     if folder is None:
         if config.merge_adapter:
             raise ConfigError(
@@ -115,6 +133,21 @@ def adopt_settings(model: object, config: RLConfig) -> None:
         if isinstance(value, list):
             values[setting] = sorted(value)
     config.derive(use_lora=True, **{n: value for n, value in values.items() if value is not None})
+
+
+def _require_per_role(folder: str, roles: Mapping[str, Path], config: RLConfig) -> None:
+    """Raise ``ConfigError`` unless a run on the adapters of ``roles`` trains these further."""
+    if config.merge_adapter:
+        raise ConfigError(
+            f"merge_adapter=True merges one adapter, and {folder} has those of {', '.join(roles)}:"
+            f" name one of them as the model, such as {next(iter(roles.values()))}"
+        )
+    if not config.lora_per_role:
+        raise ConfigError(
+            f"{folder} has the adapters of the roles {', '.join(roles)}: set lora_per_role=True to"
+            " train them further, or name one of them as the model, such as"
+            f" {next(iter(roles.values()))}"
+        )
 
 
 def _as_set(value: object) -> object:
@@ -149,6 +182,105 @@ def start_from(folder: Path, config: RLConfig) -> Any:
         *(targets if isinstance(targets, str) else ", ".join(sorted(targets)), base),
     )
     return model
+
+
+# --- adapters of roles -----------------------------------------------------------------------------
+
+
+def with_role_adapters(
+    model: PreTrainedModel, described: PeftConfig, roles: Sequence[str], seed: int
+) -> Any:
+    """``model`` with a new adapter for each of ``roles``. All have the first weights of an ordinary
+    run's, so that they do not depend on who else is trained.
+
+    *Raises* ``ConfigError`` for what is no plain LoRA, and for layers of experts, whose rows are no
+    longer those of the batch.
+    """
+    from peft import get_peft_model
+
+    if getattr(described, "modules_to_save", None):
+        raise ConfigError(
+            "lora_per_role trains adapters alone, and modules_to_save trains modules beside them:"
+            " leave it out"
+        )
+    first, *later = map(adapter_name, roles)
+    torch.manual_seed(seed)
+    adapted: Any = get_peft_model(model, copy.copy(described), adapter_name=first)
+    for name in later:
+        torch.manual_seed(seed)
+        # with the layers that peft has made of the description
+        adapted.add_adapter(name, copy.deepcopy(adapted.peft_config[first]))
+    base = adapted.get_base_model()
+    names = [name for name, layer in base.named_modules() if hasattr(layer, "lora_A")]
+    if of_experts := [name for name in names if kind_of_layer(base, name) == "experts"]:
+        raise ConfigError(
+            f"lora_per_role computes rows with adapters of their own, and {of_experts[0]} is of"
+            " experts, which see no rows: set lora_target_modules to other layers"
+        )
+    set_roles(adapted, roles)
+    return adapted
+
+
+def load_role_adapters(roles: Mapping[str, Path], **options: Any) -> Any:
+    """The base model of saved adapters of ``roles``, with all of them around it, frozen;
+    ``options``: those of ``load_adapter``.
+
+    *Raises* ``ConfigError`` as ``load_adapter``, and for adapters of several bases.
+    """
+    bases = {str(read_adapter(folder)["base_model_name_or_path"]) for folder in roles.values()}
+    if len(bases) > 1:
+        raise ConfigError(
+            f"the adapters {', '.join(map(str, roles.values()))} have different bases,"
+            f" {' and '.join(sorted(bases))}: they are not of one training"
+        )
+    model: Any = None
+    for role, folder in roles.items():
+        if model is None:
+            model = load_adapter(folder, name=adapter_name(role), **options)
+        else:
+            model.load_adapter(str(folder), adapter_name=adapter_name(role))
+    set_roles(model, tuple(roles))
+    return model.requires_grad_(False)
+
+
+def start_from_roles(roles: Mapping[str, Path], config: RLConfig) -> Any:
+    """The model that a run on saved adapters of roles trains further.
+
+    *Raises* ``ConfigError`` as ``load_role_adapters``, and for other roles than the run's.
+    """
+    if roles.keys() != set(config.adapter_roles):
+        raise ConfigError(
+            f"{next(iter(roles.values())).parent} has the adapters of {', '.join(roles)}, and the"
+            f" environment trains {', '.join(config.adapter_roles)}: begin with their base"
+        )
+    ordered = {role: roles[role] for role in config.adapter_roles}
+    model = load_role_adapters(
+        ordered,
+        use_liger=config.use_liger,
+        model_kwargs=config.model_init_kwargs,
+        quantize=config.quantize,
+    )
+    set_roles(model, config.adapter_roles)
+    model.begins_trained = True
+    log.info("trains the adapters of %s further", ", ".join(ordered))
+    return model
+
+
+def require_one_adapter(model: Any, *, merged: bool) -> None:
+    """Raise ``ConfigError`` where one model is to be made of the adapters of several roles."""
+    if merged and (roles := roles_of(model)):
+        raise ConfigError(
+            f"one merged model cannot be all of the roles {', '.join(roles)}, which have adapters"
+            " of their own: leave --merged (merged=True) out, and merge the adapter that you need"
+        )
+
+
+def record_quantization(model: Any, folder: Path) -> None:
+    """Write beside each adapter that was saved to ``folder`` which base it was trained on, if that
+    was in four bits."""
+    names = [adapter_name(role) for role in roles_of(model)] or [""]
+    for name in names:
+        quantization.record_base(model, folder / name)
 
 
 def begins_trained(model: object) -> bool:
@@ -296,12 +428,15 @@ def record_base(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) ->
     """Name a base for the adapters in ``model`` that peft and transformers load: that which it
     names if there is one, else a copy of the base, written once into ``folder``."""
     make_base_absolute(model)
+    written: str | None = None
     for described in model.peft_config.values():
         name = str(described.base_model_name_or_path or "")
         # a model that was merged has the name of its adapter's folder, which is no base
         if name in ("", builtin_models.TINY) or adapter_folder(name) is not None:
-            base, state = model.get_base_model(), _state_of_base(model)
-            described.base_model_name_or_path = str(written_base(base, state, tokenizer, folder))
+            if written is None:
+                base, state = model.get_base_model(), _state_of_base(model)
+                written = str(written_base(base, state, tokenizer, folder))
+            described.base_model_name_or_path = written
 
 
 def written_base(

@@ -11,7 +11,7 @@ from typing import Any
 from verifiers.errors import ConfigError
 from verifiers.storage.files import replacing, share_modes
 from verifiers_trainer.engines.processing import save_texts
-from verifiers_trainer.policy import adapter_files, adapters, quantization
+from verifiers_trainer.policy import adapter_files, adapters
 from verifiers_trainer.policy.folder_client import model_folder
 from verifiers_trainer.policy.loading import get_model, get_tokenizer
 
@@ -27,22 +27,26 @@ def exporting(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as new:
         yield new
-        share_modes(new.glob("*.safetensors"))
+        share_modes(new.rglob("*.safetensors"))
 
 
 def export(source: str, target: Path, *, merged: bool = False) -> Path:
     """Write the model of a folder, or of a run's newest checkpoint, to ``target``; returns the
     folder that was read.
 
-    Of an adapter: the adapter, or if ``merged`` the model that it is merged into, computed in
-    float32 and stored in the precision of its base. *Raises* ``ConfigError`` without a model, and
-    where ``target`` has content.
+    Of adapters of roles: each of them. Of an adapter: the adapter, or if ``merged`` the model that
+    it is merged into, computed in float32 and stored in the precision of its base. *Raises*
+    ``ConfigError`` without a model, and where ``target`` has content.
     """
     folder = model_folder(source)
     with exporting(target) as new:
         tokenizer = get_tokenizer(adapter_files.tokenizer_source(folder))
         model: Any
-        if adapter_files.adapter_folder(str(folder)) is None:
+        if roles := adapter_files.role_folders(str(folder)):
+            model = adapters.load_role_adapters(roles, use_liger=False, model_kwargs=AS_SAVED)
+            adapters.require_one_adapter(model, merged=merged)
+            adapters.record_base(model, tokenizer, target.parent)
+        elif adapter_files.adapter_folder(str(folder)) is None:
             model = get_model(str(folder), use_liger=False, model_kwargs=AS_SAVED)
         else:
             model = adapters.load_adapter(folder, use_liger=False, model_kwargs=AS_SAVED)
@@ -51,6 +55,6 @@ def export(source: str, target: Path, *, merged: bool = False) -> Path:
             else:
                 adapters.record_base(model, tokenizer, target.parent)
         model.save_pretrained(new)
-        quantization.record_base(model, new)
+        adapters.record_quantization(model, new)
         save_texts(model, tokenizer, new)
     return folder

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from verifiers.clients.local import SAMPLING
 from verifiers.errors import ConfigError
 from verifiers.storage.described import type_name
 from verifiers.storage.weights import file_sha256, weight_files, weight_hashes
+from verifiers.types import ModelRequest, Response
+from verifiers_trainer.policy import adapter_files
 from verifiers_trainer.policy.builtin_models import builtin_folder, is_builtin
 
 if TYPE_CHECKING:
@@ -41,8 +44,9 @@ def folder_client(folder: str) -> FolderClient:
 
 
 def model_folder(folder: str) -> Path:
-    """The folder itself when it holds a model, else its newest checkpoint; of a builtin model's name
-    its folder in the user's cache. *Raises* ``ConfigError`` without a checkpoint."""
+    """The folder itself when it holds a model or the adapters of roles, else its newest checkpoint;
+    of a builtin model's name its folder in the user's cache. *Raises* ``ConfigError`` without a
+    checkpoint."""
     if is_builtin(folder):
         return builtin_folder(folder)
     path = Path(folder).expanduser()
@@ -61,7 +65,9 @@ def model_folder(folder: str) -> Path:
 
 
 def _is_model(path: Path) -> bool:
-    return (path / CONFIG).is_file() or (path / ADAPTER).is_file()
+    if (path / CONFIG).is_file() or (path / ADAPTER).is_file():
+        return True
+    return bool(adapter_files.role_folders(str(path)))
 
 
 class FolderClient(InProcessClient):
@@ -82,12 +88,20 @@ class FolderClient(InProcessClient):
         files = sorted([*weight_files(self.folder), *filter(_matters, texts)])
         return {
             "class": type_name(type(self)),
-            "files": {file.name: file_sha256(file) for file in files},
+            "files": {file.name: file_sha256(file) for file in files} | self._of_roles(),
         }
 
     def weights(self) -> dict[str, str]:
         """File -> hash of the weights, for the record of where numbers come from."""
-        return weight_hashes(self.folder)
+        return weight_hashes(self.folder) | self._of_roles()
+
+    def _of_roles(self) -> dict[str, str]:
+        """File -> hash of the adapters of roles, where each has its own."""
+        return {
+            f"{folder.name}/{name}": hash_
+            for folder in adapter_files.role_folders(str(self.folder)).values()
+            for name, hash_ in weight_hashes(folder).items()
+        }
 
     def __repr__(self) -> str:
         return f"FolderClient({self.model!r}, {'running' if self.is_running else 'not started'})"
@@ -118,6 +132,24 @@ class FolderClient(InProcessClient):
         await self._running()
         return None
 
+    async def complete(self, request: ModelRequest) -> Response:
+        """As ``InProcessClient.complete``; where roles have adapters, that of the role that asks.
+
+        *Raises* ConfigError for a request of no such role.
+        """
+        roles = adapter_files.role_folders(str(self.folder))
+        if not roles:
+            return await super().complete(request)
+        if request.role not in roles:
+            asks = "no role asks" if request.role is None else f"{request.role!r} asks"
+            raise ConfigError(
+                f"{self.folder} has an adapter for each of the roles {', '.join(roles)}, and"
+                f" {asks}: evaluate an environment with these roles, or name the folder of one"
+                f" adapter, such as {next(iter(roles.values()))}"
+            )
+        response = await super().complete(replace(request, model=request.role))
+        return replace(response, model=request.model)
+
     def _open(self) -> OpenAIChatCompletionsClient:
         engine = folder_engine(self.folder, served_model=self.model)
         engine.start(START_S)
@@ -138,7 +170,7 @@ def folder_engine(
     """The engine of a model folder, not started. *Raises* ``ConfigError`` if it has no model."""
     from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 
-    model, tokenizer = load_folder(folder)
+    model, tokenizer = load_folder(folder, with_roles=True)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or MAX_SEQ_LEN
     return EmbeddedEngine(
         model,
@@ -150,14 +182,19 @@ def folder_engine(
     )
 
 
-def load_folder(folder: Path, dtype: str | None = None) -> tuple[Any, Any]:
-    """(model, tokenizer) of a folder, the adapter merged unless its base is in four bits; ``dtype``
-    replaces the device's, "auto" by that of the files. *Raises* ``ConfigError``."""
+def load_folder(
+    folder: Path, dtype: str | None = None, *, with_roles: bool = False
+) -> tuple[Any, Any]:
+    """(model, tokenizer) of a folder, an adapter merged unless its base is in four bits;
+    ``with_roles``: or the adapters of roles, around their base, where the folder has these.
+    ``dtype`` replaces the device's, "auto" by that of the files. *Raises* ``ConfigError``."""
     import torch
 
-    from verifiers_trainer.policy import adapter_files, adapters, quantization
+    from verifiers_trainer.policy import adapters, quantization
     from verifiers_trainer.policy.loading import get_model, get_tokenizer, without_progress_bars
 
+    if not with_roles:
+        adapter_files.require_one_model(str(folder))
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     kwargs = {} if dtype is None else {"dtype": dtype}
     model: Any
@@ -166,6 +203,8 @@ def load_folder(folder: Path, dtype: str | None = None) -> tuple[Any, Any]:
             model = adapters.load_adapter(folder, model_kwargs=kwargs)
             if not quantization.is_quantized(model):
                 model = adapters.merge(model)
+        elif with_roles and (roles := adapter_files.role_folders(str(folder))):
+            model = adapters.load_role_adapters(roles, model_kwargs=kwargs)
         else:
             model = get_model(str(folder), model_kwargs=kwargs)
     return model.to(device).eval(), get_tokenizer(adapter_files.tokenizer_source(folder))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from verifiers.errors import ConfigError
 from verifiers_trainer.distributed.launcher import warn_of_unused_split
 from verifiers_trainer.policy import builtin_models
+from verifiers_trainer.policy.adapter_files import require_one_model
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
@@ -78,6 +79,7 @@ def get_model(
         model, _ = builtin_models.load_smollm2(**kwargs)
     else:
         _require_folder(model_name)
+        require_one_model(model_name)
         try:
             model = _loaded(_auto_class(model_name), model_name, kwargs, model_kwargs or {})
         except (OSError, ValueError) as error:

@@ -32,6 +32,7 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.packing import forward_arguments, image_files, sent
 from verifiers_trainer.algorithm.prefix_tree import Nodes
 from verifiers_trainer.algorithm.teacher_view import TeacherView
+from verifiers_trainer.engines import role_adapters
 from verifiers_trainer.engines.embedded.model_inputs import keep_precision
 from verifiers_trainer.engines.processing import NEVER, placeholder_ids, processing_of
 from verifiers_trainer.policy.sizes import CHUNK_TOKENS, CHUNK_TOKENS_CPU, STORED_LOGITS_BYTES
@@ -391,7 +392,8 @@ def install_logprob_forward(
     ``loss_mask`` the head is computed only where it is True. With the ``node_ids`` [T] of a row (see
     `packing.PackedRow`) each node of its prefix trees is computed once; the results are [T] all the
     same. ``images`` [bytes], the files end to end, and ``image_ends`` are those of a row with a
-    sample that has images. With ``teacher``, a model with
+    sample that has images. ``adapter`` [1] is the number of the role whose adapter computes the
+    row, and those without one until another is named. With ``teacher``, a model with
     the same forward and vocabulary, the result has ``reverse_kl`` and ``forward_kl``. ``entropy``
     carries a gradient with ``entropy_gradient``. ``full_head`` goes through the stock head and
     holds all logits: for architectures that fail `check_head`.
@@ -475,6 +477,7 @@ def _logprob_forward(
     entropy_gradient: bool = False,
     images: Tensor | None = None,
     image_ends: Tensor | None = None,
+    adapter: Tensor | None = None,
     **kwargs: object,
 ) -> LogprobOutput:
     if refused := [
@@ -488,6 +491,8 @@ def _logprob_forward(
         )
     if input_ids is None or input_ids.numel() != input_ids.shape[-1]:
         raise TypeError("the log-probability forward takes one row of input_ids, [T] or [1, T]")
+    if adapter is not None and role_adapters.roles_of(self):
+        role_adapters.select(self, int(adapter))
     tokens = input_ids.reshape(-1)
     device = tokens.device
     # shapes depend on these, so they are read on the host: on a device each would stall it

@@ -34,6 +34,8 @@ from verifiers_trainer.engines import processing
 from verifiers_trainer.engines.exact.history import require_exact_history
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat, Prompt, Tokenizer
 from verifiers_trainer.engines.processing import Processing
+from verifiers_trainer.engines.role_adapters import roles_of
+from verifiers_trainer.engines.role_client import adapter_name
 from verifiers_trainer.engines.vllm.weights.export import EMBEDDINGS
 from verifiers_trainer.policy import adapter_files, adapters, builtin_models, quantization
 from verifiers_trainer.policy.checkpoint_files import reading
@@ -66,12 +68,14 @@ def load(model: Any, tokenizer: Any, config: RLConfig) -> tuple[Any, Any]:
             raise ConfigError(
                 "the model has no name_or_path to load its tokenizer from: pass processing_class=…"
             )
-        folder = adapter_files.adapter_folder(name)
+        has_adapter = adapter_files.adapter_folder(name) or adapter_files.role_folders(name)
         tokenizer = get_tokenizer(
-            name if folder is None else adapter_files.tokenizer_source(folder)
+            adapter_files.tokenizer_source(Path(name).expanduser()) if has_adapter else name
         )
     if (folder := adapter_files.adapter_folder(model)) is not None:
         model = adapters.start_from(folder, config)
+    elif roles := adapter_files.role_folders(model):
+        model = adapters.start_from_roles(roles, config)
     elif isinstance(model, str):
         model = get_model(
             model, config.use_liger, config.model_init_kwargs, quantize=config.quantize
@@ -369,17 +373,28 @@ def prepare(model: Any, config: RLConfig, peft_config: PeftConfig | None) -> Pre
     if (peft_config is not None or config.use_lora) and not is_peft:
         from peft import get_peft_model
 
-        torch.manual_seed(config.seed)
         described = peft_config or config.lora_config or lora_config(config, model)
         quantization.require_adaptable(
             model, set(getattr(described, "modules_to_save", None) or ())
         )
         try:  # a copy: the name of the base is written into it
-            model = get_peft_model(model, copy.copy(described))
+            if config.adapter_roles:
+                roles = config.adapter_roles
+                model = adapters.with_role_adapters(model, described, roles, config.seed)
+            else:
+                torch.manual_seed(config.seed)
+                model = get_peft_model(model, copy.copy(described))
         except ValueError as error:
             raise ConfigError(f"peft refuses the adapter: {error}") from error
         adapters.make_base_absolute(model)
         log.info("the adapter covers %s", adapters.covered(model))
+    if config.adapter_roles != roles_of(model):
+        trained = f"the roles {', '.join(config.adapter_roles)}" if config.adapter_roles else "none"
+        raise ConfigError(
+            f"lora_per_role trains adapters of {trained}, and the model has"
+            f" {', '.join(roles_of(model)) or 'an adapter of no role'}: begin with the model below"
+            " its adapters, or with the adapters of these roles"
+        )
     quantization.require_adapter(model)
     if processing.processing_of(model) is not None and not config.train_vision:
         freeze_vision(model)
@@ -552,7 +567,7 @@ def save_weights(
         options["save_embedding_layers"] = _adapts_embeddings(model)
     with config_to_save(model):
         model.save_pretrained(folder, **options)
-    quantization.record_base(model, folder)
+    adapters.record_quantization(model, folder)
 
 
 def _adapts_embeddings(model: Any) -> bool:
@@ -568,6 +583,7 @@ def save_merged(model: Any, folder: Path) -> None:
     written.
     """
     quantization.require_mergeable(model, "export the adapter alone")
+    adapters.require_one_adapter(model, merged=True)
     with config_to_save(model):
         if not hasattr(model, "peft_config"):
             model.save_pretrained(folder)
@@ -597,16 +613,26 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 def _load_adapter(model: Any, folder: Path) -> tuple[list[str], list[str]]:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
-    tensors, is_managed = load_file(folder / "adapter_model.safetensors"), fsdp.is_managed(model)
+    is_managed = fsdp.is_managed(model)
     parameters = fsdp.local_parameters(model) if is_managed else None
-    targets = get_peft_model_state_dict(
-        model, state_dict=parameters, save_embedding_layers=_adapts_embeddings(model)
-    )
-    if is_managed:
-        return fsdp.scatter(tensors, {fsdp.plain(name): tensor for name, tensor in targets.items()})
-    missing = sorted(targets.keys() - tensors.keys())
-    outcome: Any = set_peft_model_state_dict(model, tensors)
-    return missing, list(outcome.unexpected_keys)
+    of_roles = {name: folder / name for name in map(adapter_name, roles_of(model))}
+    missing: list[str] = []
+    unexpected: list[str] = []
+    for name, source in (of_roles or {"default": folder}).items():
+        tensors = load_file(source / "adapter_model.safetensors")
+        targets = get_peft_model_state_dict(
+            model,
+            state_dict=parameters,
+            adapter_name=name,
+            save_embedding_layers=_adapts_embeddings(model),
+        )
+        if is_managed:
+            plain = {fsdp.plain(name): tensor for name, tensor in targets.items()}
+            return fsdp.scatter(tensors, plain)
+        outcome: Any = set_peft_model_state_dict(model, tensors, adapter_name=name)
+        missing += sorted(targets.keys() - tensors.keys())
+        unexpected += outcome.unexpected_keys
+    return missing, unexpected
 
 
 def _load_all(model: nn.Module, folder: Path) -> tuple[list[str], list[str]]:

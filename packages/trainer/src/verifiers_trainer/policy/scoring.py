@@ -20,6 +20,7 @@ from verifiers.types import ModelRequest
 from verifiers_trainer.algorithm.diagnostics import MIN_COMPARED, RatioMeter
 from verifiers_trainer.algorithm.packing import forward_arguments, pack
 from verifiers_trainer.algorithm.samples import rollout_samples
+from verifiers_trainer.engines.role_adapters import roles_of
 
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -50,9 +51,11 @@ async def answers(
     sampling_args: Mapping[str, object] = MappingProxyType({}),
     num_tokens: int = NUM_ANSWER,
     version: int | None = None,
+    role: str = "",
 ) -> list[Turn]:
     """A sampled answer to each prompt, with its log-probabilities and, unless a ``version`` is
-    given, the policy version that the client reports.
+    given, the policy version that the client reports; of ``role``, where roles have adapters of
+    their own.
 
     Asks again, with other seeds and at most ``MIN_COMPARED`` answers, while they have together
     fewer than ``MIN_COMPARED`` tokens: a server whose answers end at once is compared, too.
@@ -68,13 +71,14 @@ async def answers(
             sampling_args=sampling,
             seed=number,
             require_tokens=True,
+            role=role or None,
         )
         tokens = (await client.complete(request)).tokens
         if tokens is None:
             raise MalformedResponse("the answer has no tokens", field="token_ids")
         sampled = tokens.completion_ids, tokens.completion_logprobs
         sampled_by = tokens.version if version is None else version
-        return Turn(np.asarray(prompt, np.int32), *sampled, sampled_by)
+        return Turn(np.asarray(prompt, np.int32), *sampled, sampled_by, role=role)
 
     turns: list[Turn] = []
     while sum(map(len, (turn.completion_ids for turn in turns))) < MIN_COMPARED > len(turns):
@@ -90,23 +94,28 @@ def scored(
     device: torch.device | str,
     temperature: float = 1.0,
 ) -> RatioMeter:
-    """Compare the sampled tokens of ``version`` with the log-probabilities of ``model``, by one
-    forward pass (``policy.logprobs``) for each sample."""
+    """Compare the sampled tokens of ``version`` with the log-probabilities of ``model``, those of
+    a role with its adapter where roles have their own, by one forward pass (``policy.logprobs``)
+    for each sample."""
     samples = [
         sample
         for turns in conversations
-        for sample in rollout_samples(turns, 1.0, temperature=temperature).samples
+        for sample in rollout_samples(
+            turns, 1.0, temperature=temperature, adapter_roles=roles_of(model)
+        ).samples
     ]
     meter = RatioMeter(version)
     if not samples:
         return meter
-    weights = [sample.loss_mask.astype(np.float64) for sample in samples]
     longest = max(sample.num_tokens for sample in samples)
-    for packed in pack(samples, weights, max_tokens=longest)[0]:
-        row = packed.to_tensors(device)
-        with torch.no_grad():
-            logprobs = model(**forward_arguments(row)).logprobs
-        meter.add(logprobs, row["sampler_logprobs"], None, row)
+    for adapter in dict.fromkeys(sample.adapter for sample in samples):
+        its = [sample for sample in samples if sample.adapter == adapter]
+        weights = [sample.loss_mask.astype(np.float64) for sample in its]
+        for packed in pack(its, weights, max_tokens=longest)[0]:
+            row = packed.to_tensors(device)
+            with torch.no_grad():
+                logprobs = model(**forward_arguments(row)).logprobs
+            meter.add(logprobs, row["sampler_logprobs"], None, row)
     return meter
 
 

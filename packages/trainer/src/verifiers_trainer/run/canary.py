@@ -28,11 +28,12 @@ from verifiers.runtime.calls import blocking
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.engines.http.chat import Prompt
 from verifiers_trainer.engines.inference import policy_client
+from verifiers_trainer.engines.role_adapters import parameters_of
 from verifiers_trainer.engines.vllm.engine import VLLMEngine
 from verifiers_trainer.policy.scoring import NUM_ANSWER, answers, fixed_prompts, scored
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.sampled_tokens import SampledTokens
-from verifiers_trainer.run.sanity_checks import Agreement, mean_noise
+from verifiers_trainer.run.sanity_checks import Agreement, Agreements, mean_noise
 from verifiers_trainer.run.sight import check_sight
 from verifiers_trainer.settings.sampling import unreshaped
 
@@ -52,11 +53,13 @@ class Canary:
     def __init__(self, run: TrainingRun):
         self._run = run
         self._temperature = run.settings.temperature
-        self._agreement = Agreement(None, run.tokenizer, self._temperature)
+        self._roles = run.settings.adapter_roles
+        new = partial(Agreement, None, run.tokenizer, self._temperature)
+        self._agreements = Agreements(new, self._roles)
         self._drawn = SampledTokens(run)
         self._pending: tuple[int, Future[list[Turn]]] | None = None
-        self._before: tuple[list[Turn], int, torch.Tensor] | None = None
-        """The last answers, their version, and d of their tokens then."""
+        self._before: tuple[list[Turn], int, RatioMeter] | None = None
+        """The last answers, their version, and how far apart they were then."""
         self._num_asked, self._num_looked = 0, 0
         self._spent_s, self._began = 0.0, time.monotonic()
 
@@ -85,8 +88,14 @@ class Canary:
 
         async def work() -> list[Turn]:
             try:
-                turns_M = [await answers(m, name, prompts, sampling_args=sampling) for m in members]
-                return [turn for turns in turns_M for turn in turns]
+                return [
+                    turn
+                    for member in members
+                    for role in self._roles or ("",)
+                    for turn in await answers(
+                        member, name, prompts, sampling_args=sampling, role=role
+                    )
+                ]
             finally:
                 await client.aclose()  # type: ignore[attr-defined]
 
@@ -150,25 +159,34 @@ class Canary:
         meter = self._scored(model, turns, version)
         if not meter.num_current:
             return drawn
-        self._before = turns, version, _differences(meter)
-        numbers = self._agreement.check(
+        self._before = turns, version, meter
+        numbers = self._agreements.check(
             meter,
-            partial(mean_noise, model, meter),
+            partial(mean_noise, model),
             f"asked by the canary after a push of weights (version {version})",
         )
         numbers = {name.replace("sampler/", "canary/"): value for name, value in numbers.items()}
         numbers |= {"canary/version": version, "canary/log_ratio_abs": meter.mean_abs}
-        numbers["canary/checksum"] = checksum(model)
+        numbers["canary/checksum"] = checksum(list(model.parameters()))
+        for role, weights in parameters_of(model).items():
+            numbers[f"canary/checksum/{role}"] = checksum(weights)
         self._spent_s += time.monotonic() - began
         return drawn | numbers
 
     def _moved(self, model: torch.nn.Module) -> dict[str, float]:
         if self._before is None:
             return {}
-        began, (turns, version, d) = time.monotonic(), self._before
+        began, (turns, version, before) = time.monotonic(), self._before
         again = self._scored(model, turns, version)
         self._spent_s += time.monotonic() - began
-        return {"canary/moved": float((_differences(again) - d).abs().mean())}
+        if not self._roles:
+            return {"canary/moved": _distance(before, again)}
+        moved = {
+            f"canary/moved/{role}": _distance(before.of_adapter(number), again.of_adapter(number))
+            for number, role in enumerate(self._roles)
+        }
+        # an adapter that stays is told apart by nothing, so the least of them counts
+        return moved | {"canary/moved": min(moved.values())}
 
     def _scored(self, model: torch.nn.Module, turns: Sequence[Turn], version: int) -> RatioMeter:
         device = next(model.parameters()).device
@@ -186,13 +204,16 @@ class Canary:
             return version, []
 
 
-def checksum(model: torch.nn.Module) -> int:
-    """The sum of the bits of the trained weights, or of all of a copy: equal for equal weights."""
+def checksum(weights: Sequence[torch.nn.Parameter]) -> int:
+    """The sum of the bits of those weights that are trained, or of all of a copy: equal for equal
+    weights."""
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    weights = list(model.parameters())
     trained = [weight for weight in weights if weight.requires_grad] or weights
     return sum(int(w.detach().view(kinds[w.element_size()]).sum()) for w in trained) % 2**48
 
 
-def _differences(meter: RatioMeter) -> torch.Tensor:
-    return torch.cat([d[current] for _, d, current in meter.rows])
+def _distance(before: RatioMeter, again: RatioMeter) -> float:
+    """Mean distance of the log-probabilities of the same tokens, in nats; 0 without any."""
+    pairs = zip(before.rows, again.rows, strict=True)
+    moved = [(d - d_before)[current] for (_, d_before, _), (_, d, current) in pairs]
+    return float(torch.cat(moved).abs().mean()) if moved else 0.0

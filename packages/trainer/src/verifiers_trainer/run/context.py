@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import torch
 from verifiers.data.examples import Example, examples_from
 from verifiers.data.sources import DatasetLike
 from verifiers.environments.base import Environment
+from verifiers.environments.multi_agent import MultiAgentEnv
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.storage.files import share_modes
@@ -32,6 +34,7 @@ from verifiers_trainer.algorithm.teacher_view import teacher_views
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.distributed.ranks import Ranks
 from verifiers_trainer.engines.processing import processing_of, save_texts
+from verifiers_trainer.engines.role_client import PREFIX
 from verifiers_trainer.pipeline.mixture import joined
 from verifiers_trainer.pipeline.offline import (
     OfflineRollouts,
@@ -114,6 +117,8 @@ class TrainingRun:
                 env.set_kwargs(keep_rows=os.path.abspath(settings.keep_rows))
             check_environment(env, settings.num_env_workers)
             choose_advantage(env, settings)
+        if settings.lora_per_role:
+            settings.set_fields({"adapter_roles": roles_of(env, eval_env, is_offline)})
         ranks = Ranks.of(settings)
         adapters.adopt_settings(model, settings)
         model, tokenizer = preparation.load(model, tokenizer, settings)
@@ -258,7 +263,7 @@ class TrainingRun:
         write = preparation.save_merged if merged else preparation.save_weights
         write(model, folder)
         save_texts(model, self.tokenizer, folder)
-        share_modes(folder.glob("*.safetensors"))
+        share_modes([*folder.glob("*.safetensors"), *folder.glob(f"{PREFIX}*/*.safetensors")])
 
 
 # --- arguments of the constructor -----------------------------------------------------------------
@@ -339,6 +344,58 @@ def check_environment(env: object, num_workers: int = 0) -> None:
             f"num_env_workers is {num_workers}: a worker builds its environment by id, and this "
             f"{type(env).__name__} was made by hand; give its id, or use num_env_workers=0"
         )
+
+
+ROLE_NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""Names of roles that may be those of folders."""
+
+
+def roles_of(env: object, eval_env: object, is_offline: bool) -> tuple[str, ...]:
+    """The roles with an adapter of their own (``lora_per_role``), in the order of the environment.
+
+    Raises ``ConfigError`` where there are none, and for a role without adapter and client.
+    """
+    if is_offline:
+        raise ConfigError(
+            "lora_per_role=True trains what each role samples, and finished rollouts are trained"
+            " on: leave it out, or pass an environment without dataset"
+        )
+    played: dict[str, None] = {}
+    for member in preparation.members(env):  # type: ignore[arg-type]  # an environment, by now
+        if not isinstance(member, MultiAgentEnv):
+            raise ConfigError(
+                f"lora_per_role=True trains an adapter for each role, and {_name_of(member)} has no"
+                " roles (it is no MultiAgentEnv): leave it out"
+            )
+        for role in member.roles.values():
+            if role.client is not None:
+                continue
+            if role.name not in member.trained_roles:
+                raise ConfigError(
+                    f"lora_per_role=True, and the role {role.name!r} of {_name_of(member)} has"
+                    " neither an adapter nor a client to play it: name it in trained_roles, or"
+                    " give it a client"
+                )
+            if not ROLE_NAME.fullmatch(role.name):
+                raise ConfigError(
+                    f"lora_per_role=True saves the adapter of a role in a folder of its name, and"
+                    f" {role.name!r} has other characters than letters, digits, - and _: rename it"
+                )
+            played[role.name] = None
+    if not played:
+        raise ConfigError(
+            f"lora_per_role=True, and no role of {_name_of(env)} is trained: each has a client"  # type: ignore[arg-type]
+        )
+    for member in preparation.members(eval_env):  # type: ignore[arg-type]
+        policies = ["the model"]
+        if isinstance(member, MultiAgentEnv):
+            policies = [role.name for role in member.roles.values() if role.client is None]
+        if missing := [name for name in policies if name not in played]:
+            raise ConfigError(
+                f"lora_per_role=True, and the evaluation environment {_name_of(member)} asks"
+                f" {missing[0]}, which no adapter plays; there are those of {', '.join(played)}"
+            )
+    return tuple(played)
 
 
 def _nothing_to_imitate(settings: RLConfig) -> str:

@@ -22,13 +22,14 @@ from verifiers.storage.proof import ALARM, LAG, PROOF, UNTRAINED, proof_of
 from verifiers_trainer.algorithm.batch import TrainBatch
 from verifiers_trainer.algorithm.diagnostics import MIN_COMPARED
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED, carries_loss
+from verifiers_trainer.engines.role_adapters import roles_of
 from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.policy.checkpoint_files import write_json
 from verifiers_trainer.policy.folder_client import load_folder
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 from verifiers_trainer.policy.scoring import scored
 from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, read_metrics
-from verifiers_trainer.run.sanity_checks import END, Agreement, mean_noise
+from verifiers_trainer.run.sanity_checks import END, Agreement, Agreements, mean_noise
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
@@ -139,7 +140,7 @@ def verify(folder: Path) -> list[tuple[str, str]]:
         step, turns = rollouts[version]
         saved = read_json(checkpoint / "rl_state.json")["configuration"]
         numbers = compare_with(
-            *load_folder(checkpoint),
+            *load_folder(checkpoint, with_roles=True),
             turns,
             version,
             temperature=saved.get("temperature", 1.0),
@@ -176,22 +177,24 @@ def compare_with(
     """
     install_logprob_forward(model)
     meter = scored(model, [[turn] for turn in turns], version, model.device, temperature)
-    agreement = Agreement(None, tokenizer, temperature, least)
-    numbers = agreement.check(meter, partial(mean_noise, model, meter), what)
-    if meter.num_current < MIN_COMPARED:
+    agreements = Agreements(
+        partial(Agreement, None, tokenizer, temperature, least), roles_of(model)
+    )
+    numbers = agreements.check(meter, partial(mean_noise, model), what)
+    if "sampler/noise" not in numbers:
         raise ConfigError(
-            f"{what}: {meter.num_current} tokens can be compared, which say nothing; at least"
+            f"{what}: {_least_tokens(turns)} tokens can be compared, which say nothing; at least"
             f" {MIN_COMPARED} are needed, so ask for longer answers, or save more rollouts"
         )
     return (
         f"{meter.num_current} tokens agree to {meter.mean_abs:.2g} nats,"
-        f" {numbers['sampler/disagreement']:.2g} times the noise ({agreement.noise:.2g})"
+        f" {numbers['sampler/disagreement']:.2g} times the noise ({numbers['sampler/noise']:.2g})"
     )
 
 
 def _saved_rollouts(folder: Path) -> dict[int, tuple[int, list[Turn]]]:
     """Version -> (step, turns) of the first saved rollouts that it sampled whole, of one step and
-    as many as have ``MIN_COMPARED`` tokens."""
+    as many as have ``MIN_COMPARED`` tokens of each role."""
     rollouts: dict[int, tuple[int, list[Turn]]] = {}
     paths = {int(path.stem[5:]): path for path in (folder / COMPLETIONS).glob("step-*.jsonl")}
     for step, path in sorted(paths.items()):
@@ -204,9 +207,17 @@ def _saved_rollouts(folder: Path) -> dict[int, tuple[int, list[Turn]]]:
             if not isinstance(version, int):
                 continue
             first, turns = rollouts.setdefault(version, (step, []))
-            if first == step and sum(len(turn.completion_ids) for turn in turns) < MIN_COMPARED:
+            if first == step and _least_tokens(turns) < MIN_COMPARED:
                 turns += _turns_of(records)
     return rollouts
+
+
+def _least_tokens(turns: Sequence[Turn]) -> int:
+    """Sampled tokens of the role that has the fewest: each may have weights of its own."""
+    counts: Counter[str] = Counter()
+    for turn in turns:
+        counts[turn.acting_role] += len(turn.completion_ids)
+    return min(counts.values(), default=0)
 
 
 def _turns_of(records: Sequence[Mapping[str, Any]]) -> list[Turn]:
@@ -215,5 +226,6 @@ def _turns_of(records: Sequence[Mapping[str, Any]]) -> list[Turn]:
         new, ids = record["prompt_ids"], record["completion_ids"]
         earlier = [*turns[-1].prompt_ids, *turns[-1].completion_ids] if turns else []
         prompt = [*earlier, *new] if len(new) < record["prompt_tokens"] else new
-        turns.append(Turn(prompt, ids, record["completion_logprobs"], record["version"]))
+        sampled = ids, record["completion_logprobs"], record["version"]
+        turns.append(Turn(prompt, *sampled, role=record.get("role", "")))
     return turns

@@ -74,6 +74,8 @@ def configuration(
         "chat_template": hashlib.sha256(str(run.tokenizer.chat_template).encode()).hexdigest()[:16],
         "vocabulary": len(run.tokenizer),
         **({} if run.offline is None else {"rollouts": run.offline.digest}),
+        # the optimizer's state is saved by the number of a weight
+        **({"roles": list(roles)} if (roles := run.settings.adapter_roles) else {}),
         **({} if (teacher := _teacher_identity(run)) is None else {"teacher": teacher}),
         **_without_model(run.env, run.settings, code),
     }

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -208,6 +208,12 @@ def noise_of_step(run: TrainingRun, meter: RatioMeter, dtype: torch.dtype | None
     return measure() if is_whole else run.ranks.share(measure, "the noise of the step")
 
 
+class Noise(Protocol):
+    """Gives the mean rounding noise of the tokens of a meter in nats, as computed or of a dtype."""
+
+    def __call__(self, meter: RatioMeter, dtype: torch.dtype | None = None) -> float: ...
+
+
 class Agreement:
     """Requires equal log-probabilities in sampler and trainer for tokens of the present weights.
 
@@ -235,11 +241,8 @@ class Agreement:
         """Nats per token."""
         return max(self._least, self._share * self._rounding)
 
-    def check(
-        self, meter: RatioMeter, measure: Callable[..., float], what: str = ""
-    ) -> dict[str, float]:
-        """The metrics of a comparison; ``measure`` gives the mean rounding noise of its tokens, as
-        computed or of a dtype.
+    def check(self, meter: RatioMeter, measure: Noise, what: str = "") -> dict[str, float]:
+        """The metrics of a comparison; ``measure`` gives the mean rounding noise of its tokens.
 
         Raises ``ConfigError`` with what is known of a disagreement of ``END`` times the noise.
         Judges nothing when top-k and the like reshape the sampled distribution; of fewer than
@@ -251,11 +254,11 @@ class Agreement:
         if meter.num_current < MIN_COMPARED:
             return compared | {"sampler/disagreement": math.nan}
         if not self._rounding or not meter.disagreement(self.noise) <= ALARM:
-            self._rounding = measure()
+            self._rounding = measure(meter)
         multiple = meter.disagreement(self.noise)
         if not multiple <= END:
             raise ConfigError(
-                self._sentence(meter, what, measure(torch.bfloat16)), disagreement=multiple
+                self._sentence(meter, what, measure(meter, torch.bfloat16)), disagreement=multiple
             )
         numbers = compared | {"sampler/noise": self.noise, "sampler/disagreement": multiple}
         if len(self._shares) < NUM_FIRST:
@@ -292,3 +295,33 @@ class Agreement:
             f" returns processed log-probabilities. On average {by_answer}; furthest:"
             f" {furthest}.{hint}"
         )
+
+
+class Agreements:
+    """An ``Agreement`` for each role with an adapter of its own, so that the tokens of one do not
+    hide that another's adapter is an old one; else one for all tokens."""
+
+    def __init__(self, new: Callable[[], Agreement], roles: Sequence[str] = ()):
+        self._roles = tuple(roles)
+        self._agreements = [new() for _ in self._roles or ("",)]
+
+    def check(self, meter: RatioMeter, measure: Noise, what: str = "") -> dict[str, float]:
+        """The metrics of a comparison, as `Agreement.check`: those of the role that is furthest
+        apart, and ``<name>/<role>`` of each."""
+        if not self._roles:
+            return self._agreements[0].check(meter, measure, what)
+        numbers: dict[str, float] = {}
+        parts: list[dict[str, float]] = []
+        what = what or f"with identical weights (version {meter.version})"
+        for number, (role, agreement) in enumerate(zip(self._roles, self._agreements, strict=True)):
+            of_role = agreement.check(
+                meter.of_adapter(number), measure, f"in the role {role!r}, {what}"
+            )
+            numbers |= {f"{name}/{role}": value for name, value in of_role.items()}
+            parts.append(of_role)
+        if not numbers:
+            return {}
+        measured = [part for part in parts if not math.isnan(part["sampler/disagreement"])] or parts
+        worst = max(measured, key=lambda part: part["sampler/disagreement"])
+        compared = sum(part["sampler/compared"] for part in measured)
+        return {**worst, "sampler/compared": compared, **numbers}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -34,6 +34,8 @@ class Step:
     """Metrics under the names of ``metrics.jsonl``, without those of the batch."""
     logged: dict[str, list[float]] = field(default_factory=dict)
     """What the user's code logged during the step, under any name."""
+    losses: dict[int, torch.Tensor] = field(default_factory=dict)
+    """The part of the loss so far that is of each adapter, where roles have their own."""
     loss: float = 0.0
     """The loss so far, the mean over the processes."""
     local_loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
@@ -49,9 +51,26 @@ class Step:
         self.rows = [*self.rows, *later.rows]
         self.meter.extend(later.meter)
         self.loss, self.local_loss = self.loss + later.loss, self.local_loss + later.local_loss
+        for adapter, loss in later.losses.items():
+            self.losses[adapter] = self.losses.get(adapter, 0) + loss
         self.train_s += later.train_s
         # the tokens of a batch are numbered by themselves
         self.keeps_tokens, self.row_logprobs = False, []
+
+    def count_loss(self, row: PackedRow, loss: torch.Tensor) -> None:
+        """Add the loss of a row to that of its adapter, if rows have adapters of their own."""
+        if row.adapter is not None:
+            number = int(row.adapter[0])
+            self.losses[number] = self.losses.get(number, 0) + loss
+
+    def of_roles(self, roles: Sequence[str]) -> dict[str, float]:
+        """The metrics of each role with an adapter of its own that the step trains."""
+        numbers = {}
+        for number, loss in self.losses.items():
+            of_role = self.meter.of_adapter(number).summary()
+            numbers[f"loss/{roles[number]}"] = float(loss)
+            numbers[f"entropy/{roles[number]}"] = of_role["entropy"]
+        return numbers
 
     @property
     def is_update(self) -> bool:

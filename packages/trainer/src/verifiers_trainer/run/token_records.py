@@ -113,6 +113,8 @@ def _turns(
             "version": _once(np.broadcast_to(np.asarray(turn.version), len(ids)).tolist()),
             "mask": 0,
         }
+        if turn.acting_role:
+            record["role"] = turn.acting_role
         if rollout.turn_rewards:
             record["reward"] = rollout.turn_rewards[index]
         if which >= 0 and ids:

@@ -79,6 +79,9 @@ class RLConfig(RLFields):
     from ``loss``."""
     teacher_prompts: TeacherPrompts | None = None
     """What teachers read, which ``TrainingRun.open`` sets; None: what the policy read."""
+    adapter_roles: tuple[str, ...] = ()
+    """The roles with an adapter of their own, by its number, which ``TrainingRun.open`` sets with
+    ``lora_per_role``."""
 
     def _init(self, **settings: object) -> None:
         settings = compat.changing(settings, type(self).__name__)

@@ -374,6 +374,39 @@ def check_quantize(config: Configuration, world_size: int) -> list[str]:
     return problems
 
 
+def check_roles(config: Configuration, world_size: int) -> list[str]:
+    """Check what adapters of roles exclude: what is not plain LoRA, several processes, what
+    computes with one policy, and rollouts that were not sampled by them."""
+    if not config.lora_per_role:
+        return []
+    refused = {
+        "use_lora=False trains all weights": not config.use_lora,
+        "lora_modules_to_save trains modules beside an adapter": config.lora_modules_to_save,
+        "dropout makes them differ from what samples (disable_dropout=False)": (
+            not config.disable_dropout
+        ),
+        "train_vision=True adapts layers that are not computed row by row": config.train_vision,
+        f"inference={config.inference!r} serves one policy": config.server_url is not None,
+        "embedded_mode='static' computes one policy": config.embedded_mode == "static",
+        "torch_compile compiles one policy": config.torch_compile,
+        "teacher teaches one policy": config.teacher is not None,
+        "saved_runs are rollouts of one policy": config.saved_runs is not None,
+        f"loss={plain(config.loss)!r} imitates all roles alike": config.component == "ce",
+        f"{world_size} processes exchange the gradients of one": world_size > 1,
+        **{
+            f"{kind} splits one policy": (
+                getattr(config, kind.lower()) or os.environ.get(flag, "").lower() in ("1", "true")
+            )
+            for kind, flag in FLAGS.items()
+        },
+    }
+    return [
+        f"lora_per_role=True trains an adapter for each role, and {reason}: leave one of them out"
+        for reason, is_set in refused.items()
+        if is_set
+    ]
+
+
 def check_reference(config: Configuration, world_size: int) -> list[str]:
     """Require a KL penalty for a synchronised reference."""
     is_teacher = isinstance(config.teacher, str | dict) and SELF in config.teachers.values()
@@ -636,6 +669,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     *(
         check_quantize,
+        check_roles,
         check_reference,
         check_iterations,
         check_credit,

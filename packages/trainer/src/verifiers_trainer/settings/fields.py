@@ -291,6 +291,9 @@ class Settings:
     """Modules that are fully trained, in addition to the adapter."""
     lora_use_rslora: bool = False
     """Scale the adapter by alpha / sqrt(rank) instead of alpha / rank (arXiv 2312.03732)."""
+    lora_per_role: bool = False
+    """Of an environment of several roles: train an adapter for each trained role, over one frozen
+    base. Off: one adapter is trained in all roles."""
     train_vision: bool = False
     """Of a model that takes images, train the parts that see as well (tower and projector), or
     adapt them. Off: they stay as loaded, and an adapter covers the part that computes text."""
@@ -656,6 +659,7 @@ class Configuration(Settings):
 
     if TYPE_CHECKING:
         component: str
+        torch_compile: bool  # of transformers
 
         @property
         def server_url(self) -> str | None: ...

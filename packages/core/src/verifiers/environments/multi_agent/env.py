@@ -193,6 +193,11 @@ class MultiAgentEnv(MultiTurnEnv):
             state, prompt, client, model or role.model, tool_defs, arguments
         )
 
+    def acting_role(self, state: State) -> str | None:
+        """The role that acts, also in the request (``ModelRequest.role``)."""
+        role: str | None = state["role"]
+        return role
+
     def continued_step(self, state: State) -> TrajectoryStep | None:
         """The newest step of the role that acts; its conversation continues no other."""
         return next(

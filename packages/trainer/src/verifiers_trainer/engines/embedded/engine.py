@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from verifiers.errors import ConfigError, EndpointUnreachable
-from verifiers_trainer.engines import protocol
+from verifiers_trainer.engines import protocol, role_adapters
 from verifiers_trainer.engines.embedded.padded import PaddedGenerator
 from verifiers_trainer.engines.embedded.static import StaticGenerator, cuda_graphs, not_covered
 from verifiers_trainer.engines.embedded.threads import default_threads
@@ -120,7 +120,8 @@ class EmbeddedEngine:
             message = f"max_seq_len={max_seq_len} is more than the {limit} positions of the model"
             raise ConfigError(message, field="max_seq_len")
         self._model, self._tokenizer = model, tokenizer
-        self._mode, self._reason = _choose(mode, model)
+        self._adapters = role_adapters.weights_of(model)
+        self._mode, self._reason = _choose(mode, model, has_adapters=bool(self._adapters))
         self._max_seq_len, self._concurrency = max_seq_len, concurrency
         self._kv_bytes, self._reserved_bytes = kv_bytes, reserved_bytes
         self._max_batch_tokens = max_batch_tokens
@@ -145,6 +146,11 @@ class EmbeddedEngine:
     @property
     def served_model(self) -> str:
         return self._served_model
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What a request may name as its model: the served model, or the roles of adapters."""
+        return tuple(self._adapters) or (self._served_model,)
 
     @property
     def tools_shown(self) -> bool | None:
@@ -190,6 +196,8 @@ class EmbeddedEngine:
         if self._endpoint is not None:
             return
         replica = share_parameters(self._model)
+        if self._adapters:
+            role_adapters.without_adapters(replica)
         log.info("the embedded engine decodes in mode %s: %s", self._mode, self._reason)
         # its backend cannot be used by two threads that pad and encode
         tokenizer = copy.deepcopy(self._tokenizer)
@@ -211,6 +219,7 @@ class EmbeddedEngine:
                 "engine": "embedded",
                 "mode": self._mode,
             },
+            adapters=self._adapters,
         )
         endpoint = Endpoint(serving, self._address)
         try:
@@ -245,7 +254,12 @@ class EmbeddedEngine:
 
     def check_shared(self) -> None:
         """Raise ConfigError if Parameter objects were replaced: it would sample old weights."""
-        if self._generator is not None and not shares_parameters(self._replica, self._model):
+        if self._generator is None:
+            return
+        adapters = [tensor for each in self._adapters.values() for tensor in each.tensors]
+        if not shares_parameters(self._replica, self._model) or not are_parameters_of(
+            adapters, self._model
+        ):
             raise ConfigError(
                 "parameters of the model were replaced after the engine started, so it samples from"
                 " old weights; update them in place, or stop and start the engine"
@@ -286,7 +300,7 @@ class EmbeddedEngine:
         )
 
 
-def _choose(mode: Mode, model: PreTrainedModel) -> tuple[Mode, str]:
+def _choose(mode: Mode, model: PreTrainedModel, *, has_adapters: bool) -> tuple[Mode, str]:
     """(mode in use, reason).
 
     By the kind of device, as ``benchmarks`` measured, and not by a trial at each
@@ -294,6 +308,8 @@ def _choose(mode: Mode, model: PreTrainedModel) -> tuple[Mode, str]:
     """
     if mode in ("padded", "deterministic", "continuous"):
         return ("padded" if mode == "continuous" else mode), "as set"
+    if has_adapters:  # a captured step has the adapters of its capture
+        return "padded", "rows have adapters of their own"
     if mode == "auto" and model.device.type != "cuda":
         return "padded", "faster than slots without CUDA graphs"
     if (reason := not_covered(model)) is not None:
@@ -358,5 +374,10 @@ def share_parameters(model: torch.nn.Module) -> Any:
 
 def shares_parameters(model: torch.nn.Module, other: torch.nn.Module) -> bool:
     """Whether every parameter of ``model`` is one of ``other``'s; False once one was replaced."""
-    parameter_ids = {id(parameter) for parameter in other.parameters()}
-    return all(id(parameter) in parameter_ids for parameter in model.parameters())
+    return are_parameters_of(model.parameters(), other)
+
+
+def are_parameters_of(tensors: Iterable[torch.Tensor], model: torch.nn.Module) -> bool:
+    """Whether each of ``tensors`` is a parameter of ``model``; False once one was replaced."""
+    parameter_ids = {id(parameter) for parameter in model.parameters()}
+    return all(id(tensor) in parameter_ids for tensor in tensors)

@@ -99,7 +99,7 @@ class Transcript:
         self.alive[row] = False
         count, request = self.counts[row], self.requests[row]
         versions = self._versions[row, :count].copy()
-        if request.adapter is not None:
+        if request.adapter is not None and request.adapter.version is not None:
             versions[:] = request.adapter.version
         return Generation(
             request=request,

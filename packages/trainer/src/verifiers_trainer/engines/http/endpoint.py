@@ -13,7 +13,7 @@ import asyncio
 import hmac
 import itertools
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,6 +39,7 @@ from verifiers_trainer.engines.http.wire import (
     fit_prompt,
     sampling_params,
 )
+from verifiers_trainer.engines.lora import LoraWeights
 from verifiers_trainer.engines.requests import Generation, GenerationRequest, Generator
 
 TOKENIZE_S = 60.0
@@ -74,6 +75,14 @@ class Serving:
     version: Callable[[], int]
     description: dict[str, str]
     """Response of ``/version``."""
+    adapters: Mapping[str, LoraWeights] = field(default_factory=dict)
+    """Model of a request -> what is computed with; empty: ``served_model`` alone is served. With
+    adapters that is no model of a request: it is what none of them trains."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What a request may name as its model."""
+        return tuple(self.adapters) or (self.served_model,)
 
 
 class Endpoint(ModelServer):
@@ -149,8 +158,9 @@ class Endpoint(ModelServer):
         return {"weight_version": self._serving.version()}
 
     async def _models(self, request: web.BaseRequest) -> Answer:
+        serving = self._serving
         return models_body(
-            {"id": self._serving.served_model, "max_model_len": self._serving.max_seq_len}
+            *({"id": name, "max_model_len": serving.max_seq_len} for name in serving.models)
         )
 
     async def _chat(self, request: web.BaseRequest) -> Answer:
@@ -173,7 +183,7 @@ class Endpoint(ModelServer):
             events = self._events([prompt], body, parser)
             return await send_stream(request, events, _error_event)
         (generations,) = await self._complete([prompt], body)
-        return chat_reply(generations, body, self._serving.chat, self._serving.served_model, parser)
+        return chat_reply(generations, body, self._serving.chat, self._name_of(body), parser)
 
     async def _text(self, request: web.BaseRequest) -> Answer:
         body = decode_body(await self.body(request), TextBody)
@@ -185,7 +195,7 @@ class Endpoint(ModelServer):
         if body.stream:
             return await send_stream(request, self._events(prompts, body, None), _error_event)
         completed = await self._complete(prompts, body)
-        return text_reply(completed, body, self._serving.chat, self._serving.served_model)
+        return text_reply(completed, body, self._serving.chat, self._name_of(body))
 
     async def _tokenized(self, render: Callable[..., _Ids], *arguments: object) -> _Ids:
         """What ``render`` makes in a thread of its own. Raises BadRequest when it takes too long."""
@@ -247,7 +257,7 @@ class Endpoint(ModelServer):
             replace(each, on_token=partial(self.call, arrived, index))
             for index, each in enumerate(chain.from_iterable(self._requests(prompts, body)))
         ]
-        reply = StreamedReply(flat, body, serving.chat, serving.served_model, parser)
+        reply = StreamedReply(flat, body, serving.chat, self._name_of(body), parser)
         with self._submitted(flat) as futures:
             for index, future in enumerate(futures.values()):
                 future.add_done_callback(partial(arrived, index))
@@ -264,12 +274,14 @@ class Endpoint(ModelServer):
     ) -> list[list[GenerationRequest]]:
         """The requests of each prompt. Raises BadRequest for an unknown model or value."""
         serving = self._serving
-        if body.model not in (None, serving.served_model):
-            message = (
-                f"the model {body.model!r} does not exist; this endpoint serves"
-                f" {serving.served_model!r}"
-            )
+        name = self._name_of(body)
+        if name not in serving.models:
+            served = ", ".join(map(repr, serving.models))
+            message = f"the model {name!r} does not exist; this endpoint serves {served}"
+            if serving.adapters:
+                message += ", an adapter for each role: a request names its role's"
             raise BadRequest(message, "model", "model_not_found", status=404)
+        adapter = serving.adapters.get(name)
         if len(prompts) * (body.n or 1) > MAX_CHOICES:
             raise BadRequest(
                 f"{len(prompts)} prompts with n={body.n or 1} are more than {MAX_CHOICES}", "n"
@@ -290,11 +302,17 @@ class Endpoint(ModelServer):
                 )
             requests.append(
                 [
-                    GenerationRequest(f"cmpl-{next(self._ids)}", prompt_ids, each, images=images)
+                    GenerationRequest(
+                        f"cmpl-{next(self._ids)}", prompt_ids, each, images=images, adapter=adapter
+                    )
                     for each in params
                 ]
             )
         return requests
+
+    def _name_of(self, body: ChatBody | TextBody) -> str:
+        """The model that a request asks for."""
+        return self._serving.served_model if body.model is None else body.model
 
     @contextmanager
     def _submitted(
