@@ -79,7 +79,7 @@ def test_until_the_model_is_loaded_the_port_says_so_to_vf_eval_too(tmp_path, mon
         port = free.getsockname()[1]
     answers = []
 
-    def load(folder, dtype=None):
+    def load(folder, **options):
         with pytest.raises(urllib.error.HTTPError, match="503") as refused:
             post(f"http://127.0.0.1:{port}/v1")
         answers.append(refused.value.read().decode())
