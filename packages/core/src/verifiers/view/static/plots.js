@@ -7,7 +7,7 @@ const FIRST = ["reward/success", "eval_success", "eval_reward", "entropy", "loss
 const AXES = new Set(["step", "policy_version", "time", "eval_reward_stderr", "reward/non_solution"]);
 
 // Names that a training writes by itself; any other is a metric of the user's own.
-const OURS = /^((alarm|batch|canary|correction|dead|env|examples|groups|hacking|memory|offline|packing|ratio|reward|rollouts|sampler|samples|server|staleness|teacher|throughput|time|tokens|train|turns)\/|(eval|train)_|(entropy|epoch|grad_norm|kl_ref|kl_teacher|learning_rate|loss|policy_version|solved|step|time|total_flos)$)/;
+const OURS = /^((alarm|batch|canary|correction|dead|entropy|env|examples|grad_norm|groups|hacking|loss|memory|offline|packing|ratio|reward|rollouts|sampler|samples|server|staleness|teacher|throughput|time|tokens|train|turns)\/|(eval|train)_|(entropy|epoch|grad_norm|kl_ref|kl_teacher|learning_rate|loss|policy_version|solved|step|time|total_flos)$)/;
 
 // The metrics with a known value in some of the lines: rewards first, then the user's own, those that are looked at often, the others, all zeros.
 export function curveNames(lines) {
