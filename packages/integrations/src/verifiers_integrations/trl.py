@@ -190,7 +190,7 @@ class RolloutFunc:
         worth: Worth,
         tokenizer: PreTrainedTokenizerBase,
         sampling: Mapping[str, Any],
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         samples = export_samples(rollout, float(sampling.get("temperature") or 1.0))
         self.dropped += max(0, len(samples) - 1)
         extra = {

@@ -449,7 +449,7 @@ def _call(step: Mapping[str, object], node: int, request: RunRequest) -> dict[st
 
 
 def _messages(
-    messages: Sequence[Mapping[str, Any]] | str, role: str
+    messages: Sequence[Mapping[str, object]] | str, role: str
 ) -> Sequence[Mapping[str, Any]]:
     return [{"role": role, "content": messages}] if isinstance(messages, str) else messages
 

@@ -194,7 +194,7 @@ class GRPOTrainer(RLTrainer):
         env: Environment | str | Sequence[Environment | str] | None = None,
         args: RLConfig | None = None,
         *arguments: Any,
-        reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+        reward_funcs: Callable[..., object] | Sequence[Callable[..., object]] | None = None,
         train_dataset: DatasetLike | None = None,
         **keywords: Any,
     ):

@@ -159,8 +159,8 @@ class Completion(msgspec.Struct):
     choices: list[Choice] | None = None
     id: Any = None
     model: Any = None
-    created: Any = None
-    usage: dict[str, Any] | None = None
+    created: object = None
+    usage: dict[str, object] | None = None
     error: Any = None
     prompt_token_ids: list[int] | None = None  # [P]
     weight_versions: Any = None

@@ -130,7 +130,7 @@ def _images_of(row: Mapping[str, object], name: str) -> list[Any]:
     return parts if all(image_url(part) is not None for part in parts) else []
 
 
-def _with_images(prompt: list[Message], parts: list[Any]) -> list[Message]:
+def _with_images(prompt: list[Message], parts: list[object]) -> list[Message]:
     """The prompt with images in its places ``{"type": "image"}``, else before the text of its last
     user message; a prompt that has images is complete."""
     contents = [message.get("content") for message in prompt]

@@ -412,8 +412,8 @@ async def _score_all(
 
 
 def _read(
-    args: Sequence[Any], fields: Mapping[str, Any], score_sem: object
-) -> tuple[State, Any, Any]:
+    args: Sequence[Any], fields: Mapping[str, object], score_sem: object
+) -> tuple[State, object, object]:
     """The state to score, the state object of the caller, and the semaphore."""
     if args and isinstance(args[0], Mapping):
         if len(args) > 2 or fields:

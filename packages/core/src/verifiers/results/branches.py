@@ -38,9 +38,9 @@ def without_copies(rows: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]
 
 def _without_shared(
     row: Mapping[str, Any], parent: Mapping[str, Any], turn: int, rows_back: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     num_messages = _num_equal(parent.get("completion"), row.get("completion"))
-    shared: dict[str, Any] = {"rows_back": rows_back, "messages": num_messages}
+    shared: dict[str, object] = {"rows_back": rows_back, "messages": num_messages}
     changes: dict[str, Any] = {SHARED: shared}
     if num_messages:
         changes["completion"] = row["completion"][num_messages:]

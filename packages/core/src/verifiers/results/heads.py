@@ -72,8 +72,8 @@ class _Measured(msgspec.Struct, gc=False):
     example_hash: str | None = None
     served_models: list[str] | None = None
     is_truncated: Any = None
-    is_unparsed: Any = None
-    tool_defs: Any = None
+    is_unparsed: object = None
+    tool_defs: object = None
     tool_errors: Any = None
     failed_requests: Any = None
 

@@ -50,7 +50,7 @@ def text_turns(
 def _rendered(
     tokenizer: object,
     messages: Sequence[Any],
-    tools: Iterable[Mapping[str, Any]] | None,
+    tools: Iterable[Mapping[str, object]] | None,
     generation: bool,
 ) -> list[int]:
     ids = rendered(

@@ -38,7 +38,7 @@ class Declarations:
         """Parameter name -> object passed to functions that declare it."""
         self.score_object_providers: list[Callable[..., Any]] = []
         self.group_score_object_providers: list[Callable[..., Any]] = []
-        self._funcs: list[Callable[..., Any]] = []
+        self._funcs: list[Callable[..., object]] = []
         self._weights: list[float] = []
         self._functions: list[RewardFunction] = []
         """What ``funcs`` and ``weights`` declared when they were last read."""

@@ -246,7 +246,7 @@ class JudgeRubric(Rubric):
             )
         return judging.fill_template(self.judge_prompt, filled)
 
-    def _images(self, prompt: Any, completion: Any) -> Images:
+    def _images(self, prompt: Any, completion: object) -> Images:
         """The images that a judge is sent, of the messages that its prompt has slots for."""
         slots = judging.slots_in(self.judge_prompt)
         question = prompt if "prompt" in slots else judging.last_message(prompt, "user")

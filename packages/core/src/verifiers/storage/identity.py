@@ -43,7 +43,7 @@ class _ConstructorSignature:
     """The signature of a class for ``help()``: that of its ``__init__``. Python before 3.11.4 shows
     ``__new__``'s."""
 
-    def __get__(self, instance: object, cls: type[Any]) -> inspect.Signature:
+    def __get__(self, instance: object, cls: type[object]) -> inspect.Signature:
         if instance is not None:  # an object that can be called has that of ``__call__``
             raise AttributeError("__signature__")
         signature = inspect.signature(cls.__init__)

@@ -368,7 +368,7 @@ def _step_text(completion: Sequence[object] | str | None) -> str:
     return message_text(completion[0]) if completion else ""
 
 
-def _set_times(steps: Sequence[Step], trajectory: Sequence[Mapping[str, Any]]) -> None:
+def _set_times(steps: Sequence[Step], trajectory: Sequence[Mapping[str, object]]) -> None:
     """Set the milliseconds of each turn alone; a saved turn has those since the rollout began."""
     before: Mapping[str, object] = {}
     for step, saved in zip(steps, trajectory, strict=True):

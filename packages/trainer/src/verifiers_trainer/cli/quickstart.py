@@ -63,7 +63,7 @@ class Preset:
     batches: int
     recipe: str
     """The setting ``recipe`` where no loss is given."""
-    training: Mapping[str, Any]
+    training: Mapping[str, object]
     """Settings of ``RLConfig`` that differ from ``_config``."""
 
 

@@ -130,7 +130,7 @@ class TrainSettings:
     """``[inference.args]``: flags of a server that is started, in snake_case."""
     gpus: Mapping[str, int] = field(default_factory=dict)
     """Number of devices for ``inference`` and for ``trainer``."""
-    branching: Mapping[str, Any] | None = None
+    branching: Mapping[str, object] | None = None
     """``[env] branching`` of the environment."""
 
     @property

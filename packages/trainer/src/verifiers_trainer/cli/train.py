@@ -241,7 +241,7 @@ def _ablate(
     options: dict[str, Any],
     verbose: bool,
     as_json: bool,
-    result: dict[str, Any],
+    result: dict[str, object],
 ) -> int:
     """Train the combinations of a file, each in a process of its own."""
     for name in ("resume", "tmux"):

@@ -87,7 +87,7 @@ class TeacherContext:
         )
         return replace(samples, samples=scored)
 
-    def _teacher_of(self, group: Group, row: Mapping[str, Any]) -> int:
+    def _teacher_of(self, group: Group, row: Mapping[str, object]) -> int:
         if self._tasks == [""]:
             return 0
         task = row.get("task", "")
@@ -127,7 +127,7 @@ class TeacherContext:
         )
 
     def _prompt(
-        self, sample: Sample, turns: Sequence[Turn], context: Any, tools: Any
+        self, sample: Sample, turns: Sequence[Turn], context: object, tools: object
     ) -> np.ndarray | None:
         """int32 [P], the first prompt of a sample with its context."""
         if sample.images:
@@ -166,7 +166,7 @@ class TeacherContext:
             )
         return longer
 
-    def _rendered(self, messages: list[Any], tools: Any) -> np.ndarray:
+    def _rendered(self, messages: list[object], tools: Any) -> np.ndarray:
         encoded = None if tools is None else json.dumps(list(tools)).encode()
         try:
             return self._chat.prompt(json.dumps(messages).encode(), encoded, self._variables).ids

@@ -239,7 +239,7 @@ class EndpointTeacher(_Frozen):
     def _require_same_texts(
         self,
         ids: Sequence[int],
-        entries: Sequence[Mapping[str, Any] | None],
+        entries: Sequence[Mapping[str, object] | None],
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         """Raise ConfigError where most tokens are other texts to the server: servers differ in the

@@ -95,7 +95,7 @@ class TrainingRun:
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         dataset: Any = None,
-        eval_env: Any = None,
+        eval_env: object = None,
         eval_rows: DatasetLike | None = None,
         peft_config: PeftConfig | None = None,
     ) -> TrainingRun:

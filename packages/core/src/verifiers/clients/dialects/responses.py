@@ -694,7 +694,7 @@ def _as_received(message: Mapping[str, object]) -> list[dict[str, object]] | Non
 
 
 def _items_of(
-    message: Mapping[str, Any], verbatim: Sequence[Mapping[str, Any]]
+    message: Mapping[str, Any], verbatim: Sequence[Mapping[str, object]]
 ) -> list[dict[str, object]]:
     """Reasoning, text and calls of a message, in this order."""
     items = [dict(item) for item in verbatim]

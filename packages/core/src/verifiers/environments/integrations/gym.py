@@ -82,7 +82,7 @@ class GymEnv(MultiTurnEnv):
     @spell_out(MultiTurnOptions, MultiTurnEnv.__init__)
     def __init__(
         self,
-        env_cls: str | Callable[..., Any],
+        env_cls: str | Callable[..., object],
         env_kwargs: Mapping[str, object] | None = None,
         action_parser: Callable[[str], object] | None = None,
         obs_to_text: Callable[[Any], object] | None = None,
@@ -233,7 +233,7 @@ def _reset(env: Any, seed: int) -> tuple[object, object]:
     return result, {}
 
 
-def _step(env: Any, action: Any) -> tuple[Any, float, bool, bool, Any]:
+def _step(env: Any, action: object) -> tuple[object, float, bool, bool, object]:
     """Return (observation, reward, terminated, truncated, info). *Raises* TypeError for another
     number of values."""
     result = env.step(action)

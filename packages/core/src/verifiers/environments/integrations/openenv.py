@@ -92,7 +92,7 @@ class OpenEnvEnv(MultiTurnEnv):
     def __init__(
         self,
         url: str,
-        action_parser: Callable[[str], Any] | None = None,
+        action_parser: Callable[[str], object] | None = None,
         obs_to_text: Callable[[Mapping[str, object]], object] | None = None,
         reset_args: Mapping[str, object] | None = None,
         num_train_episodes: Annotated[

@@ -74,8 +74,8 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # Labels without effect.
     user: Any = None
     metadata: Any = None
-    store: Any = None
-    request_id: Any = None
+    store: object = None
+    request_id: object = None
     cache_salt: object = None
     priority: Any = None
 
@@ -96,8 +96,8 @@ class ChatBody(GenerateBody, forbid_unknown_fields=True, kw_only=True):
     # Accepted with the neutral values above only.
     response_format: Any = None
     tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    reasoning_effort: Any = None
+    parallel_tool_calls: object = None
+    reasoning_effort: object = None
 
     @property
     def alternatives(self) -> int:
@@ -113,7 +113,7 @@ class TextBody(GenerateBody, forbid_unknown_fields=True, kw_only=True):
     logprobs: int | bool | None = None
     echo: bool = False
     best_of: Any = None
-    suffix: Any = None
+    suffix: object = None
 
     @property
     def wants_logprobs(self) -> bool:
