@@ -46,6 +46,7 @@ from verifiers_trainer.pipeline.offline import (
 from verifiers_trainer.pipeline.teacher_context import TeacherContext
 from verifiers_trainer.policy import adapters, preparation
 from verifiers_trainer.policy.forward_checks import quiet
+from verifiers_trainer.policy.loading import without_progress_bars
 from verifiers_trainer.policy.logprobs import TeacherStates
 from verifiers_trainer.policy.reference import Reference
 from verifiers_trainer.policy.teacher import AnyTeacher, TaskTeachers, members_of, open_teacher
@@ -257,11 +258,12 @@ class TrainingRun:
             return
         folder.mkdir(parents=True, exist_ok=True)
         model = self.whole_model
-        if hasattr(model, "peft_config") and not merged:
-            with preparation.config_to_save(model):
-                adapters.record_base(model, self.tokenizer, self.folder)
-        write = preparation.save_merged if merged else preparation.save_weights
-        write(model, folder)
+        with without_progress_bars():  # a training has a line of its own
+            if hasattr(model, "peft_config") and not merged:
+                with preparation.config_to_save(model):
+                    adapters.record_base(model, self.tokenizer, self.folder)
+            write = preparation.save_merged if merged else preparation.save_weights
+            write(model, folder)
         save_texts(model, self.tokenizer, folder)
         share_modes([*folder.glob("*.safetensors"), *folder.glob(f"{PREFIX}*/*.safetensors")])
 
