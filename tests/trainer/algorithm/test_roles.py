@@ -13,6 +13,7 @@ from support.training import letter_tasks, metrics_of, pair, run, small_policy, 
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.status import Status
 from verifiers.rollouts.turn import Turn
+from verifiers.rollouts.values import Fork
 from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.algorithm.group import apply_length_rules
 from verifiers_trainer.algorithm.samples import turn_spans
@@ -60,6 +61,16 @@ def batch_of(*rollouts, **settings):
         "rollouts_per_example": len(rollouts),
     }
     return build([Group(0, 7, rollouts)], [], pipeline_config(**options | settings))
+
+
+def test_where_a_branch_forked_counts_the_shared_turns_of_each_role():
+    branch = replace(rollout({"a": 1.0, "b": 0.0}, "abaab"), fork=Fork(1, parent=0, turn=4))
+    of_roles = {role: branch.of_role(role) for role in "ab"}
+    assert {role: part.fork.turn for role, part in of_roles.items()} == {"a": 3, "b": 1}
+    assert [len(part.turns) for part in of_roles.values()] == [3, 2]
+    assert all((part.fork.sibling, part.fork.parent) == (1, 0) for part in of_roles.values())
+    branch.turns[2].extras["is_trained"] = False
+    assert branch.of_role("a").fork.turn == 2
 
 
 @pytest.mark.parametrize("advantage", ["mean", "mean_std", "rloo"])
