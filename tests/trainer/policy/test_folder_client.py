@@ -66,6 +66,14 @@ def test_an_adapter_is_merged_into_its_base(full_model, adapted):
     assert not torch.allclose(base, loaded, atol=1e-1)
 
 
+def test_python_evaluates_the_path_of_a_folder(full_model):
+    env = vf.SingleTurnEnv(dataset=[{"question": "Q"}], rubric=vf.Rubric([lambda completion: 1.0]))
+    results = env.evaluate(model=full_model, max_tokens=4)
+    assert (results.metadata.model, results.metadata.avg_reward) == (str(full_model), 1.0)
+    with pytest.raises(ConfigError, match="holds no model"):
+        env.evaluate(model=full_model / "nowhere")
+
+
 def test_a_run_folder_means_its_newest_checkpoint_and_an_empty_one_is_refused(full_model, tmp_path):
     for step in (2, 10):
         (tmp_path / f"run/checkpoint-{step}").mkdir(parents=True)

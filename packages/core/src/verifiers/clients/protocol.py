@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import (
     Annotated,
     Any,
@@ -371,7 +372,8 @@ ClientLike: TypeAlias = (
     | str
 )
 """Types that ``as_client`` converts to a ``Client``."""
-ModelLike: TypeAlias = str | NamedModel
+ModelLike: TypeAlias = str | Path | NamedModel
+"""The name of a model, the folder of a saved one, or a model object of transformers."""
 
 
 def headers_from_state(client: object) -> Mapping[str, str]:

@@ -140,7 +140,7 @@ def client_and_model(
         and not isinstance(model, str)
         and (live := client_of_model(model)) is not None
     ):
-        return live, _name_of(model) or ""
+        return live, getattr(live, "model", None) or _name_of(model) or ""
     if os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"):
         return _from_environment(model, keep_raw)
     if model is None:
