@@ -73,6 +73,7 @@ def test_trainings_are_drawn_over_each_other(page, serve, three_trainings):
         page.find(f"input[aria-label='compare {name}']").click()
     page.find("a.primary:not([hidden])").click()
     page.wait_text("Learning curves of 3 trainings")
+    page.find(".over polyline")  # drawn after the title
     lines = page.js(
         "return [...document.querySelectorAll('.over polyline')].map((l) =>"
         " l.getAttribute('points'))"

@@ -106,6 +106,8 @@ class TinkerConfig(AsInTrainer):
     """A datum of the service is one sample."""
     teacher_prompts: ClassVar[None] = None
     """The service has no teacher."""
+    adapter_roles: ClassVar[tuple[str, ...]] = ()
+    """It trains one adapter in all roles."""
     micro_batch_tokens: ClassVar[int] = 1
     world_size: ClassVar[int] = 1
 
