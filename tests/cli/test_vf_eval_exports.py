@@ -137,6 +137,44 @@ def test_the_size_of_a_resumed_run_is_its_own_and_not_the_environments_default(
     assert len(load_results(run)["rewards"]) == 8
 
 
+def test_a_resumed_run_has_its_own_settings_and_the_command_may_say_others(
+    vf_eval, eval_folder, server
+):
+    words = ["-t", "8", "-T", "0.5", "-S", '{"top_p": 0.9}', "-a", '{"num_rows": 7}']
+    vf_eval("toy", "-b", server.url, *PLAN, *words, "--shuffle", "--seed", "3")
+    run, asked = only_run(eval_folder), server.count
+    ran = vf_eval("toy", "--resume", str(run), "--export", "parquet", "--json")
+    assert (ran.code, server.count) == (0, asked), ran.err
+    (result,) = ran.json["runs"]
+    assert (result["num_rollouts"], result["env_args"]) == (6, {"num_rows": 7})
+    refused = vf_eval("toy", "--resume", str(run), "-T", "0.6", "--json")
+    differing = refused.json["error"]["message"]
+    assert "sampling_args.temperature was 0.5, now 0.6" in differing
+    assert "max_tokens" not in differing
+    for flags, name in (
+        (("-a", '{"num_rows": 6}'), "env_args.num_rows"),
+        (("--seed", "4"), "seed"),
+        (("--no-shuffle",), "shuffle_seed"),
+    ):
+        refused = vf_eval("toy", "--resume", str(run), *flags, "--json")
+        assert f"{name} was " in refused.json["error"]["message"]
+    assert server.count == asked
+
+
+def test_an_argument_that_is_a_secret_is_in_no_file_and_is_given_again(
+    vf_eval, eval_folder, server
+):
+    secret = ("-a", '{"num_rows": 7, "api_key": "sk-secret-of-this-test"}')
+    source = (eval_folder / "toy.py").read_text()
+    (eval_folder / "toy.py").write_text(source.replace("**more", 'api_key: str = "", **more', 1))
+    vf_eval("toy", "-b", server.url, *PLAN, *secret)
+    run, asked = only_run(eval_folder), server.count
+    refused = vf_eval("toy", "--resume", str(run), "--json")
+    assert "env_args.api_key was '*** " in refused.json["error"]["message"]
+    assert vf_eval("toy", "--resume", str(run), *secret).code == 0
+    assert server.count == asked
+
+
 def test_a_complete_run_whose_further_export_fails_stays_complete(vf_eval, eval_folder, server):
     vf_eval("toy", "-b", server.url, *PLAN)
     run = only_run(eval_folder)

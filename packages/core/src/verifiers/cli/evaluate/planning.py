@@ -8,6 +8,7 @@ rollouts.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from verifiers.runs.entry import check_before_run, warn_of_fewer
 from verifiers.runs.options import SharedOptions, check_sampling, parse
 from verifiers.runs.plan import Plan
 from verifiers.runs.run import Run
-from verifiers.runtime.redaction import redacted
+from verifiers.runtime.redaction import HIDDEN, redacted
 from verifiers.runtime.terminal import escape_control
 from verifiers.runtime.values import options_of
 from verifiers.storage.configurations import fingerprint
@@ -287,17 +288,23 @@ def _plan(env: Environment, settings: EvalSettings) -> Plan:
 
 
 class _Noted(msgspec.Struct):
-    """What a run's ``config.json`` says of its model and counts."""
+    """What a run's ``config.json`` says of the settings that are restored."""
 
     model: str | None = None
     base_url: str | None = None
     client: object = None
     num_examples: int | None = None
     rollouts_per_example: int | None = None
+    env_args: dict[str, object] = {}
+    sampling_args: dict[str, object] = {}
+    shuffle_seed: int | None = None
+    seed: int | None = None
 
 
 def from_run(settings: EvalSettings, explicit: Mapping[str, object]) -> EvalSettings:
-    """Settings with model and counts of the run of ``--resume``, unless ``explicit`` has them."""
+    """Settings with the model, the counts, the sampling and the arguments of the run of
+    ``--resume``, unless ``explicit`` has them. Tables with a secret, which no file holds, are not
+    restored: the run then says what differs."""
     if not settings.resume:
         return settings
     stored = read_config(settings.resume)
@@ -314,6 +321,13 @@ def from_run(settings: EvalSettings, explicit: Mapping[str, object]) -> EvalSett
         "num_examples": metadata.get("num_examples", noted.num_examples),
         "rollouts_per_example": metadata.get("rollouts_per_example", noted.rollouts_per_example),
     }
+    # they go over -t and -T
+    sampling = {name: value for name, value in noted.sampling_args.items() if name not in explicit}
+    tables = {"env_args": noted.env_args, "sampling_args": sampling}
+    from_file |= {name: table for name, table in tables.items() if HIDDEN not in json.dumps(table)}
+    if not explicit.keys() & {"shuffle", "until_half_width", "until_decided"}:
+        from_file["shuffle_seed"] = noted.shuffle_seed
+    from_file["seed"] = noted.seed
     if "model" not in explicit:
         model, base_url = noted.model, noted.base_url
         if base_url and "api_base_url" not in explicit:
