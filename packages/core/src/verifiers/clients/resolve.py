@@ -140,7 +140,8 @@ def client_and_model(
         and not isinstance(model, str)
         and (live := client_of_model(model)) is not None
     ):
-        return live, getattr(live, "model", None) or _name_of(model) or ""
+        of_folder = getattr(live, "model", None) if isinstance(model, Path) else None
+        return live, of_folder or _name_of(model) or ""
     if os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"):
         return _from_environment(model, keep_raw)
     if model is None:
