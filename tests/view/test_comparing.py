@@ -11,6 +11,7 @@ import pytest
 
 from support import view_runs
 from verifiers.storage.directory import RunDirectory
+from verifiers.view.curves import Curves
 
 DIFF = """
     const [pairs, done] = arguments;
@@ -50,6 +51,36 @@ def test_the_difference_of_two_texts_is_shortest_and_holds_both(page, serve, tmp
         if len(before) < 1000:
             same = sum(len(words(text)) for kind, text in parts if kind == "same")
             assert same == common(words(before), words(after)), (before, after)
+
+
+OVER = """
+const [lines, done] = arguments;
+import('./static/curves_page.js').then((m) => done(m.pointsOver(lines, 'loss', 'seconds')));
+"""
+
+
+def test_the_seconds_of_a_training_have_no_pause_between_its_sessions(page, serve, tmp_path):
+    """It was resumed a day later: on the axis of its curves, and in the list of runs."""
+    times = [1000.0, 1010.0, 1012.0, 87_400.0]
+    lines = [
+        {"step": step, "time": at, "loss": 1.0}
+        for step, at in zip((1, 2, 2, 3), times, strict=True)
+    ]
+    for line, seconds in zip(lines, (8.0, 10.0, None, 5.0), strict=True):
+        if seconds is not None:  # the third line is an evaluation
+            line["time/step"] = seconds
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    curves = Curves(path)
+    curves.read()
+    assert (curves.seconds, curves.seconds_per_step()) == (23.0, pytest.approx(23 / 3))
+    view_runs.training(tmp_path / "one", num_steps=1)
+    page.open(serve(tmp_path).url)
+    over = page.driver.execute_async_script(OVER, lines)
+    assert [point[0] for point in over] == [8.0, 18.0, 18.0, 23.0]
+    plain = [{name: line[name] for name in ("step", "time", "loss")} for line in lines]
+    over = page.driver.execute_async_script(OVER, plain)  # of another program
+    assert [point[0] for point in over] == [at - times[0] for at in times]
 
 
 @pytest.fixture

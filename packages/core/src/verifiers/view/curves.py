@@ -67,11 +67,16 @@ class Curves:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds from the first line to the last."""
+        """Seconds that the steps took, with what was between them, and without the pauses between
+        the sessions of a resumed run. Of lines without ``time/step``: from the first to the last."""
+        if steps := self.points("time/step"):
+            return math.fsum(value for _, value in steps)
         return times[-1] - times[0] if (times := self.times) else None
 
     def seconds_per_step(self) -> float | None:
-        """Mean seconds per step; None before the second step."""
+        """Mean seconds per step; None if unknown."""
+        if steps := self.points("time/step"):
+            return math.fsum(value for _, value in steps) / len(steps)
         return self.seconds / (self.step - 1) if self.seconds and self.step > 1 else None
 
     def points(self, name: str) -> list[tuple[int, float]]:

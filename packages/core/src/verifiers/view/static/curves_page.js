@@ -32,14 +32,18 @@ export function meanCurve(curves) {
     band: curves.length > 1 ? shared.map((points) => [mean(points.map(([x]) => x)), ...extent(points.map(([, y]) => y))]) : null };
 }
 
-// The points [x, value, step] of a metric; x: the step, all tokens sampled until then, or seconds since the first line.
+// The points [x, value, step] of a metric; x: the step, all tokens sampled until then, or the seconds of the steps (of
+// lines without them: since the first line), so that a resumed run has no gap where it did not run.
 export function pointsOver(lines, name, axis) {
   const points = [];
-  let tokens = 0;
+  let tokens = 0, seconds = 0;
+  const hasSteps = lines.some((line) => isKnown(line["time/step"]));
   const began = lines.find((line) => isKnown(line.time))?.time;
   for (const line of lines) {
     if (isKnown(line["tokens/completion"]) && !(line["batch/pass"] > 1)) tokens += line["tokens/completion"];
-    const x = { step: line.step, tokens, seconds: isKnown(line.time) ? line.time - began : null }[axis];
+    if (isKnown(line["time/step"])) seconds += line["time/step"];
+    else if (!hasSteps) seconds = isKnown(line.time) ? line.time - began : null;
+    const x = { step: line.step, tokens, seconds }[axis];
     if (isKnown(line[name]) && isKnown(x)) points.push([x, line[name], line.step]);
   }
   return points;
